@@ -1,0 +1,20 @@
+"""The meaning of every operator, in torch, on any device. Imports torch only."""
+
+from .attention import attention
+from .attention_backward import attention_backward
+from .select_blocks import select_blocks
+from .tile import tile, tile_by_scatter
+from .tile_to_bhsd import tile_to_bhsd
+from .transpose_blocks import transpose_blocks
+from .untile import untile
+
+__all__ = [
+    "attention",
+    "attention_backward",
+    "select_blocks",
+    "tile",
+    "tile_by_scatter",
+    "tile_to_bhsd",
+    "transpose_blocks",
+    "untile",
+]

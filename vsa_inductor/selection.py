@@ -1,0 +1,96 @@
+"""The coarse stage, in plain torch: tile means, scores, the blocks to attend, and the coarse branch.
+
+Inductor already generates good code for these (measured at the memory limit); only the top-k needs an operator.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class BlockSelection:
+    """Which kv blocks each q block attends.
+
+    Attributes:
+        kv_indices: ``[B, H, N_q, M] int32``, ascending kv block ids; entries at or past the count are never read.
+        kv_num_blocks: ``[B, H, N_q] int32``, how many entries of each row are meant.
+    """
+
+    kv_indices: Tensor
+    kv_num_blocks: Tensor
+
+    @classmethod
+    def top_k(cls, scores: Tensor, k: int, num_forced: int = 0) -> BlockSelection:
+        """The first ``num_forced`` kv blocks of every row, and the ``k`` best of the rest.
+
+        Args:
+            scores: ``[B, H, N_q, N_kv]`` floating; detached, ties to the lowest id, NaN below everything.
+            k: blocks chosen by score, 1..N_kv - num_forced.
+            num_forced: blocks that are always attended.
+
+        Raises:
+            ArgumentError: k or num_forced do not fit N_kv.
+        """
+        kv_indices, kv_num_blocks = torch.ops.vsa.select_blocks(scores.detach(), k, num_forced)
+        return cls(kv_indices, kv_num_blocks)
+
+    @classmethod
+    def dense(cls, B: int, H: int, N_q: int, N_kv: int, device: torch.device | str | None = None) -> BlockSelection:
+        """Every q block attends every kv block. The lists are broadcast views: N_kv ids and one count in memory."""
+        ids = torch.arange(N_kv, dtype=torch.int32, device=device).expand(B, H, N_q, N_kv)
+        counts = torch.full((1, 1, 1), N_kv, dtype=torch.int32, device=device).expand(B, H, N_q)
+        return cls(ids, counts)
+
+    @classmethod
+    def from_block_mask(cls, mask: Tensor) -> BlockSelection:
+        """The lists of a boolean block mask ``[B, H, N_q, N_kv]``; entries past the count are -1."""
+        if mask.dtype != torch.bool or mask.dim() != 4:
+            raise ArgumentError("mask", f"{mask.dtype} with {mask.dim()} dimensions", "a bool tensor [B, H, N_q, N_kv]")
+        counts = mask.sum(-1, dtype=torch.int32)
+        # A stable descending sort of the mask puts the selected ids first, ascending.
+        ids = torch.sort(mask.to(torch.int8), dim=-1, descending=True, stable=True).indices.to(torch.int32)
+        places = torch.arange(mask.shape[-1], device=mask.device)
+        return cls(torch.where(places < counts[..., None], ids, -1), counts)
+
+
+def num_kept_blocks(sparsity: float, num_blocks: int) -> int:
+    """k = max(1, min(ceil((1 - sparsity) * N), N)), in float arithmetic, as video models are trained with.
+
+    Args:
+        sparsity: share of kv blocks left out, 0..1.
+        num_blocks: N, for packed sequences the video's blocks only; may be symbolic.
+    """
+    return max(1, min(math.ceil((1 - sparsity) * num_blocks), num_blocks))
+
+
+def tile_means(x: Tensor, kv_block_sizes: Tensor, block_size: int) -> Tensor:
+    """``[B, H, S_pad, D]`` in tile order -> fp32 means ``[B, H, N, D]`` over the real tokens of each block.
+
+    Empty slots are zero in tile order, so the sum over all slots is the sum over the tokens.
+    """
+    accumulate = torch.promote_types(x.dtype, torch.float32)
+    sums = x.unflatten(2, (-1, block_size)).sum(3, dtype=accumulate)
+    return sums / kv_block_sizes.clamp(min=1)[:, None]
+
+
+def coarse_scores(q_means: Tensor, k_means: Tensor, sm_scale: float) -> Tensor:
+    """Scaled scores ``[B, H_q, N_q, N_kv]`` of tile means; kv heads are shared by their group of query heads."""
+    groups = q_means.shape[1] // k_means.shape[1]
+    if groups > 1:
+        k_means = k_means.repeat_interleave(groups, dim=1)
+    return (q_means @ k_means.transpose(-1, -2)) * sm_scale
+
+
+def coarse_branch(scores: Tensor, v_means: Tensor) -> Tensor:
+    """softmax(scores) @ tile means of v: ``[B, H_q, N_q, D]``, one row per q block."""
+    groups = scores.shape[1] // v_means.shape[1]
+    if groups > 1:
+        v_means = v_means.repeat_interleave(groups, dim=1)
+    return torch.softmax(scores, dim=-1) @ v_means
