@@ -1,0 +1,5 @@
+"""Who can run a problem, why not, and how to launch. One file per backend; no backend imports another."""
+
+from . import eager, triton
+
+__all__ = ["eager", "triton"]

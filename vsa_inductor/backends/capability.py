@@ -1,0 +1,195 @@
+"""The choice of a backend: a pure function of static facts, with every refusal in words.
+
+Forward and backward are chosen independently. A new backend is one file beside this one and one line in `_ORDER`.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import BackendUnavailableError
+from ..options import AUTO, Options
+from . import eager, triton
+from .contract import Backend, Problem
+from .layout import LayoutKernels
+
+# Best first. The last one takes everything.
+_ORDER: list[Backend] = [triton.BACKEND, eager.BACKEND]
+DIRECTIONS = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a backend does not run one direction of a problem.
+
+    Attributes:
+        backend: its name.
+        direction: "forward" or "backward".
+        sentence: what was asked, what is supported, what differs.
+    """
+
+    backend: str
+    direction: str
+    sentence: str
+
+    def __str__(self) -> str:
+        return f"{self.backend} ({self.direction}): {self.sentence}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen backends and every refusal met on the way.
+
+    Attributes:
+        forward, backward: names of backends.
+        refusals: one per backend and direction that was asked and refused, in the order asked.
+        fallbacks: the refusals that made a backend run that was neither named nor the natural one of the device.
+    """
+
+    forward: str
+    backward: str
+    refusals: tuple[Refusal, ...]
+    fallbacks: tuple[Refusal, ...]
+
+
+def backend_names() -> tuple[str, ...]:
+    """Every backend, best first."""
+    return tuple(backend.name for backend in _ORDER)
+
+
+def backend_named(name: str) -> Backend:
+    """The backend a name or an op argument ``name@hash`` means. Raises BackendUnavailableError for an unknown name."""
+    plain = name.partition("@")[0]
+    for backend in _ORDER:
+        if backend.name == plain:
+            return backend
+    raise BackendUnavailableError(f"there is no backend {plain!r}; this installation has {', '.join(backend_names())}")
+
+
+def select(problem: Problem, options: Options) -> Choice:
+    """Chooses a backend for each direction.
+
+    A named backend that refuses falls back to the best one that does not; with ``options.strict`` that is an error.
+    On a CUDA device the eager backend is a fallback too.
+
+    Raises:
+        BackendUnavailableError: strict, and a fallback would be needed.
+    """
+    requested = (options.backend, options.backend) if isinstance(options.backend, str) else options.backend
+    chosen: list[str] = []
+    refusals: list[Refusal] = []
+    fallbacks: list[Refusal] = []
+    for direction, name in zip(DIRECTIONS, requested, strict=True):
+        candidates = list(_ORDER)
+        if name != AUTO:
+            candidates.insert(0, backend_named(name))
+        met: list[Refusal] = []
+        for backend in candidates:
+            sentence = backend.refuse(problem, direction)
+            if sentence is None:
+                chosen.append(backend.name)
+                break
+            refusal = Refusal(backend.name, direction, sentence)
+            if refusal not in met:
+                met.append(refusal)
+        else:
+            raise BackendUnavailableError("no backend can run this: " + "; ".join(map(str, met)))
+        refusals += met
+        # A direction that never runs cannot be a surprise.
+        if met and (name != AUTO or problem.device_type == "cuda") and (direction == "forward" or problem.needs_grad):
+            fallbacks += met
+    if options.strict and fallbacks:
+        raise BackendUnavailableError("strict=True forbids a fallback: " + "; ".join(map(str, fallbacks)))
+    return Choice(chosen[0], chosen[1], tuple(refusals), tuple(fallbacks))
+
+
+def device_capability(device_type: str, device_index: int | None) -> tuple[int, int] | None:
+    """The compute capability of a CUDA device, None for any other. Never called in traced code."""
+    if device_type != "cuda":
+        return None
+    return torch.cuda.get_device_capability(device_index)
+
+
+_warned: set[Refusal] = set()
+
+
+@torch.compiler.assume_constant_result
+def choose(
+    device_type: str,
+    device_index: int | None,
+    dtype: torch.dtype,
+    head_dim: int,
+    block_size: int,
+    grouped: bool,
+    needs_grad: bool,
+    backend: str | tuple[str, str],
+    deterministic: bool,
+    strict: bool,
+) -> tuple[str, str]:
+    """The backend arguments of `vsa::attention` for this problem: identities of (forward, backward).
+
+    Under tracing Dynamo calls it with constants and bakes the result in; its arguments carry the guards. Warns once per
+    cause of a fallback.
+    """
+    problem = Problem(
+        device_type, device_capability(device_type, device_index), dtype, head_dim, block_size, grouped, needs_grad,
+        deterministic,
+    )  # fmt: skip
+    choice = select(problem, Options(backend, deterministic, strict))
+    for refusal in choice.fallbacks:
+        if refusal not in _warned:
+            _warned.add(refusal)
+            used = choice.forward if refusal.direction == "forward" else choice.backward
+            warnings.warn(f"vsa_inductor runs the {refusal.direction} on {used!r}: {refusal}", stacklevel=2)
+    return backend_named(choice.forward).identity, backend_named(choice.backward).identity
+
+
+def resolve(argument: str, direction: str, q: Tensor, block_size: int, grouped: bool, deterministic: bool) -> Backend:
+    """The backend that an op's argument names, for real tensors.
+
+    Raises:
+        BackendUnavailableError: it is unknown here, or cannot run on the device of ``q``.
+    """
+    return _resolve(
+        argument, direction, q.device.type, q.device.index, q.dtype, q.shape[3], block_size, grouped, deterministic
+    )
+
+
+@functools.cache
+def _resolve(
+    argument: str,
+    direction: str,
+    device_type: str,
+    device_index: int | None,
+    dtype: torch.dtype,
+    head_dim: int,
+    block_size: int,
+    grouped: bool,
+    deterministic: bool,
+) -> Backend:
+    problem = Problem(
+        device_type, device_capability(device_type, device_index), dtype, head_dim, block_size, grouped, True,
+        deterministic,
+    )  # fmt: skip
+    if argument == AUTO:
+        choice = select(problem, Options(deterministic=deterministic))
+        return backend_named(choice.forward if direction == "forward" else choice.backward)
+    backend = backend_named(argument)
+    sentence = backend.refuse(problem, direction)
+    if sentence is not None:
+        raise BackendUnavailableError(f"the graph asks for {Refusal(backend.name, direction, sentence)}")
+    return backend
+
+
+@functools.cache
+def layout_kernels(device: torch.device) -> LayoutKernels:
+    """Who runs tile, untile, select_blocks and transpose_blocks on a device."""
+    problem = Problem(
+        device.type, device_capability(device.type, device.index), torch.bfloat16, 64, 64, False, False, True
+    )
+    return eager.LAYOUT_KERNELS if triton.BACKEND.refuse(problem, "forward") else triton.LAYOUT_KERNELS

@@ -1,0 +1,90 @@
+"""Backend `eager`: the reference, on any device. Blocked, so that memory is O(S * k * block)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from .. import reference
+from ..ops import _allocate
+from ..ops import attention as attention_op
+from ..ops import attention_backward as attention_backward_op
+from .contract import Backend, Contract, Problem
+from .identity import backend_identity
+
+CONTRACT = Contract()
+
+
+def _launch_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse_log2: Tensor,
+    delta: Tensor,
+    kv_indices: Tensor,
+    kv_num_blocks: Tensor,
+    q_indices: Tensor | None,
+    q_offsets: Tensor | None,
+    kv_block_sizes: Tensor,
+    sm_scale: float,
+    block_size: int,
+    dq_accum: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+) -> None:
+    needs_dq, needs_dkv = dq_accum.dim() == 4, dk.dim() == 4
+    grads = reference.attention_backward(
+        dout, q, k, v, lse_log2, delta, kv_indices, kv_num_blocks, kv_block_sizes, sm_scale, block_size,
+        needs_dq, needs_dkv,
+    )  # fmt: skip
+    for target, grad in zip((dq_accum, dk, dv), grads, strict=True):
+        if grad is not None:
+            target.copy_(grad)
+
+
+def _allocate_gradients(
+    q: Tensor, k: Tensor, v: Tensor, needs_dq: bool, needs_dkv: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    _, dk, dv = _allocate.gradients(q, k, v, False, needs_dkv)
+    return q.new_empty(q.shape if needs_dq else (0,), dtype=_allocate.statistics_dtype(q.dtype)), dk, dv
+
+
+def _refuse(problem: Problem, direction: str) -> str | None:
+    return None
+
+
+class EagerLayoutKernels:
+    """`LayoutKernels` by the references."""
+
+    def tile(self, xs: Sequence[Tensor], slot_token: Tensor, outs: Sequence[Tensor]) -> None:
+        for out, tiled in zip(outs, reference.tile_to_bhsd(xs, slot_token), strict=True):
+            out.copy_(tiled)
+
+    def untile(self, x: Tensor, token_slot: Tensor, out: Tensor) -> None:
+        out.copy_(reference.untile(x, token_slot, token_slot))
+
+    def select_blocks(self, scores: Tensor, k: int, num_forced: int, kv_indices: Tensor, kv_num_blocks: Tensor) -> None:
+        ids, counts = reference.select_blocks(scores, k, num_forced)
+        kv_indices.copy_(ids)
+        kv_num_blocks.copy_(counts)
+
+    def transpose_blocks(
+        self, kv_indices: Tensor, kv_num_blocks: Tensor, num_kv_blocks: int, q_indices: Tensor, q_offsets: Tensor
+    ) -> None:
+        ids, offsets = reference.transpose_blocks(kv_indices, kv_num_blocks, num_kv_blocks)
+        q_indices.copy_(ids)
+        q_offsets.copy_(offsets)
+
+
+LAYOUT_KERNELS = EagerLayoutKernels()
+
+BACKEND = Backend(
+    name="eager",
+    identity=backend_identity("eager", "reference"),
+    refuse=_refuse,
+    forward_op=attention_op.define_native("eager", reference.attention),
+    backward_op=attention_backward_op.define_native("eager", _launch_backward, _allocate_gradients),
+    contract=CONTRACT,
+)

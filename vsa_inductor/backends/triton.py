@@ -1,0 +1,133 @@
+"""Backend `triton`: our Triton kernels, on CUDA devices of compute capability 8.0 and later.
+
+Two launches per backward (dQ, and dK with dV), no atomics: deterministic. dq leaves the kernel scaled and in the
+operand dtype, because the pass has the whole sum in registers: an accumulator in memory would only cost bandwidth.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..ops import _allocate
+from ..ops import attention as attention_op
+from ..ops import attention_backward as attention_backward_op
+from .contract import Backend, Contract, Problem
+from .identity import backend_identity
+
+CONTRACT = Contract(dq_final=True)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+LEAST_CAPABILITY = (8, 0)
+MAX_HEAD_DIM = 256
+
+
+def _refuse(problem: Problem, direction: str) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed; supported: triton >= 3.6"
+    if problem.device_type != "cuda" or problem.capability is None:
+        return f"asked for a {problem.device_type} device; supported: CUDA devices of compute capability >= 8.0"
+    if problem.capability < LEAST_CAPABILITY:
+        major, minor = problem.capability
+        return f"asked for compute capability {major}.{minor}; supported: 8.0 and later"
+    if problem.dtype not in DTYPES:
+        return f"asked for {problem.dtype}; supported: {', '.join(str(dtype) for dtype in DTYPES)}"
+    if problem.head_dim % 16 != 0 or not 16 <= problem.head_dim <= MAX_HEAD_DIM:
+        return f"asked for head dim {problem.head_dim}; supported: multiples of 16 up to {MAX_HEAD_DIM}"
+    return None
+
+
+def _readable(x: Tensor) -> Tensor:
+    """``x``, or a copy where the kernels cannot read it: rows must be contiguous and start at 16-byte steps.
+
+    A zero stride, such as the gradient of a sum, is fine: nothing is written through it.
+    """
+    itemsize = x.element_size()
+    aligned = x.stride(-1) == 1 and all(stride * itemsize % 16 == 0 for stride in x.stride()[:-1])
+    return x if aligned and x.data_ptr() % 16 == 0 else x.contiguous()
+
+
+def _launch_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv_indices: Tensor,
+    kv_num_blocks: Tensor,
+    kv_block_sizes: Tensor,
+    sm_scale: float,
+    block_size: int,
+    out: Tensor,
+    lse_log2: Tensor,
+) -> None:
+    from ..kernels.attention import launch_attention
+
+    q, k, v = (_readable(x) for x in (q, k, v))
+    launch_attention(q, k, v, kv_indices, kv_num_blocks, kv_block_sizes, sm_scale, block_size, out, lse_log2)
+
+
+def _launch_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse_log2: Tensor,
+    delta: Tensor,
+    kv_indices: Tensor,
+    kv_num_blocks: Tensor,
+    q_indices: Tensor | None,
+    q_offsets: Tensor | None,
+    kv_block_sizes: Tensor,
+    sm_scale: float,
+    block_size: int,
+    dq_accum: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+) -> None:
+    from ..kernels.attention_backward import launch_attention_backward
+
+    dout, q, k, v = (_readable(x) for x in (dout, q, k, v))
+    needs_dq, needs_dkv = dq_accum.dim() == 4, dk.dim() == 4
+    launch_attention_backward(
+        dout, q, k, v, lse_log2, delta, kv_indices, kv_num_blocks, q_indices, q_offsets, kv_block_sizes, sm_scale,
+        block_size, dq_accum if needs_dq else None, dk if needs_dkv else None, dv if needs_dkv else None,
+    )  # fmt: skip
+
+
+class TritonLayoutKernels:
+    """`LayoutKernels` by Triton, one launch per call (transpose_blocks: a few)."""
+
+    def tile(self, xs: Sequence[Tensor], slot_token: Tensor, outs: Sequence[Tensor]) -> None:
+        from ..kernels.tile_to_bhsd import launch_tile_to_bhsd
+
+        launch_tile_to_bhsd(xs, slot_token, outs)
+
+    def untile(self, x: Tensor, token_slot: Tensor, out: Tensor) -> None:
+        from ..kernels.untile import launch_untile
+
+        launch_untile(x, token_slot, out)
+
+    def select_blocks(self, scores: Tensor, k: int, num_forced: int, kv_indices: Tensor, kv_num_blocks: Tensor) -> None:
+        from ..kernels.select_blocks import launch_select_blocks
+
+        launch_select_blocks(scores, k, num_forced, kv_indices, kv_num_blocks)
+
+    def transpose_blocks(
+        self, kv_indices: Tensor, kv_num_blocks: Tensor, num_kv_blocks: int, q_indices: Tensor, q_offsets: Tensor
+    ) -> None:
+        from ..kernels.transpose_blocks import launch_transpose_blocks
+
+        launch_transpose_blocks(kv_indices, kv_num_blocks, num_kv_blocks, q_indices, q_offsets)
+
+
+LAYOUT_KERNELS = TritonLayoutKernels()
+
+BACKEND = Backend(
+    name="triton",
+    identity=backend_identity("triton", "kernels"),
+    refuse=_refuse,
+    forward_op=attention_op.define_native("triton", _launch_forward),
+    backward_op=attention_backward_op.define_native("triton", _launch_backward, _allocate.gradients),
+    contract=CONTRACT,
+)

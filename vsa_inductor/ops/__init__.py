@@ -1,0 +1,13 @@
+"""Operators of the `vsa` namespace: schema, tags, fake, autograd, FLOP formula. One file per operator; torch only."""
+
+from . import attention, attention_backward, select_blocks, tile, tile_to_bhsd, transpose_blocks, untile
+
+__all__ = [
+    "attention",
+    "attention_backward",
+    "select_blocks",
+    "tile",
+    "tile_to_bhsd",
+    "transpose_blocks",
+    "untile",
+]
