@@ -1,0 +1,368 @@
+"""Every private name of torch's compiler that vsa_inductor uses, and nothing else.
+
+No other file of the package touches a private ``torch._inductor``, ``torch._dynamo`` or ``torch._functorch`` name, so
+that a new torch is checked by reading this file. Checked on torch 2.11 and 2.13.
+
+Capture part: :class:`CaptureBackend` compiles as ``backend="inductor"`` does and keeps what was generated,
+:func:`fresh_compiles` keeps caches out of the way, :func:`graph_breaks` collects Dynamo's graph breaks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._inductor import config as inductor_config
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+__all__ = [
+    "CaptureBackend",
+    "CapturedGraph",
+    "CapturedNode",
+    "CustomGraphPass",
+    "as_passes",
+    "expand_mode",
+    "fresh_compiles",
+    "get_hash_for_files",
+    "graph_breaks",
+    "isolated_compile",
+    "options_of",
+    "pass_in_force",
+]
+
+
+def expand_mode(mode: str | None, dynamic: bool | None) -> dict[str, Any]:
+    """The Inductor options that ``torch.compile(mode=...)`` stands for."""
+    from torch._inductor import list_mode_options
+
+    return dict(list_mode_options(mode, dynamic)) if mode not in (None, "default") else {}
+
+
+def pass_in_force() -> tuple[Any, ...]:
+    """The joint passes that another library set process-wide: an option of the same name would hide them."""
+    return as_passes(inductor_config.joint_custom_pre_pass)
+
+
+def as_passes(value: Any) -> tuple[Any, ...]:
+    # A list of passes is legal from 2.13 on; 2.11 knows one pass or None.
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
+
+
+def options_of(compiled: Any) -> dict[str, Any] | None:
+    """The Inductor options of what ``torch.compile`` made: where they differ from the ambient configuration.
+
+    None when it does not tell, which is so after ``fullgraph=True``.
+    """
+    config = compiled.get_compiler_config()
+    if not config:
+        return None
+    ambient = inductor_config.get_config_copy()
+    return {name: value for name, value in config.items() if name in ambient and value != ambient[name]}
+
+
+@contextlib.contextmanager
+def fresh_compiles() -> Iterator[None]:
+    """No cache answers instead of the compiler, and no limit on recompiles ends the run early. Nothing is reset."""
+    with (
+        inductor_config.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+        torch._dynamo.config.patch(recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20),
+    ):
+        yield
+
+
+def isolated_compile(fn: Callable[..., Any], backend: Callable[..., Any], dynamic: bool | None) -> Callable[..., Any]:
+    """``torch.compile`` with graph breaks allowed, whose cache entries do not count against those of other compiles."""
+    kwargs: dict[str, Any] = {}
+    # isolate_recompiles is 2.13+; on 2.11 the frames after a graph break share the code object's list of entries.
+    if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
+        kwargs["isolate_recompiles"] = True
+    return torch.compile(fn, backend=backend, fullgraph=False, dynamic=dynamic, **kwargs)
+
+
+_BREAK = re.compile(
+    r"in user code at (?P<file>.+?):(?P<line>\d+)\n"
+    r"Graph Break Reason: (?P<reason>.*?)(?:\n\n(?:Stack variable source attribution|User code traceback):|\Z)",
+    re.DOTALL,
+)
+# What Dynamo was doing when it met the cause; the cause follows.
+_PREAMBLE = re.compile(r"\A(?:Encountered graph break when|Failed to handle graph break)[^\n]*\n\n")
+
+
+@contextlib.contextmanager
+def graph_breaks() -> Iterator[list[tuple[str, int, str]]]:
+    """Yields a list that fills with (file, line, reason) of every graph break, frames skipped whole included."""
+    found: list[tuple[str, int, str]] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            match = _BREAK.search(record.getMessage())
+            if match:
+                found.append((match["file"], int(match["line"]), _PREAMBLE.sub("", match["reason"]).strip()))
+
+    # The log is the only place that also sees frames which break before they have a graph.
+    log = torch._logging.getArtifactLogger("torch._dynamo.symbolic_convert", "graph_breaks")
+    handler, level, propagate, disabled = Collector(), log.level, log.propagate, log.disabled
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+    log.propagate, log.disabled = False, False
+    try:
+        yield found
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        log.propagate, log.disabled = propagate, disabled
+
+
+@dataclass(frozen=True)
+class CapturedNode:
+    """A call in an FX graph.
+
+    ``op`` is what it calls, ``origin`` the operator it was decomposed from, both as ``namespace.name``; ``source`` the
+    call in the traced program that it belongs to, also from the backward; empty for what a pass added.
+    """
+
+    name: str
+    op: str
+    origin: str
+    source: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CapturedGraph:
+    """One compilation by Inductor.
+
+    Attributes:
+        index: which of Dynamo's graphs it belongs to, from 0.
+        direction: ``"forward"``, ``"backward"``, or ``"inference"`` when no gradient was asked for.
+        nodes: the calls of the graph that Inductor was given, after decomposition and partitioning.
+        code: the generated Python module; empty when there was nothing to generate.
+        kernel_nodes: generated kernel -> the calls that it carries out, in graph order.
+    """
+
+    index: int
+    direction: str
+    nodes: tuple[CapturedNode, ...]
+    code: str
+    kernel_nodes: dict[str, tuple[CapturedNode, ...]]
+
+
+class CaptureBackend:
+    """A backend for ``torch.compile``: compiles with Inductor and keeps a :class:`CapturedGraph` per compilation."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        # The order of calls is read from the Python wrapper; level 1 records the nodes behind every kernel, C++ too.
+        self.options = {**options, "cpp_wrapper": False, "trace.provenance_tracking_level": 1}
+        self.graphs: list[CapturedGraph] = []
+        self.num_graphs = 0
+
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        from torch._inductor.compile_fx import compile_fx
+
+        index = self.num_graphs
+        self.num_graphs += 1
+
+        def inner(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+            return self._compile_inner(index, gm, example_inputs, **kwargs)
+
+        return compile_fx(gm, example_inputs, inner_compile=inner, config_patches=self.options)
+
+    def _compile_inner(self, index: int, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        from torch._inductor import debug
+        from torch._inductor.compile_fx import compile_fx_inner
+        from torch._inductor.graph import GraphLowering
+
+        direction = (
+            "backward" if kwargs.get("is_backward") else "inference" if kwargs.get("is_inference") else "forward"
+        )
+        nodes = tuple(_captured(node) for node in _calls(gm))
+        codes: list[str] = []
+        kernels: dict[str, set[str]] = {}
+
+        def keep(code: str) -> None:
+            codes.append(code)
+            # Inductor clears this table when the compilation ends.
+            for name, node_names in debug._inductor_triton_kernel_to_post_grad_node_info.items():
+                kernels.setdefault(name.rpartition(":")[0] or name, set()).update(node_names)
+
+        previous = GraphLowering.save_output_code
+        GraphLowering.save_output_code = staticmethod(keep)
+        try:
+            compiled = compile_fx_inner(gm, example_inputs, **kwargs)
+        finally:
+            GraphLowering.save_output_code = previous
+        # Post-grad passes changed the graph in place; kernels speak of the nodes after them.
+        after = [_captured(node) for node in _calls(gm)]
+        kernel_nodes = {
+            kernel: tuple(node for node in after if node.name in names) for kernel, names in kernels.items()
+        }
+        self.graphs.append(CapturedGraph(index, direction, nodes, codes[-1] if codes else "", kernel_nodes))
+        return compiled
+
+
+def _calls(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    return (node for node in gm.graph.nodes if node.op == "call_function")
+
+
+def _captured(node: torch.fx.Node) -> CapturedNode:
+    op = _op_name(node.target)
+    origin = _op_name(node.meta.get("original_aten")) or op
+    # Backward nodes carry the stack of the forward call whose gradient they belong to.
+    stack = node.meta.get("fwd_source_fn_stack") or node.meta.get("source_fn_stack")
+    source = stack[-1][0] if stack else ""
+    return CapturedNode(node.name, op, origin, source, _arguments(node))
+
+
+def _op_name(target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target.overloadpacket)
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return str(target)
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return target.name()
+    return getattr(target, "__name__", "") if target is not None else ""
+
+
+def _arguments(node: torch.fx.Node) -> dict[str, Any]:
+    """Argument name -> value, nodes replaced by the fake tensors that they stand for."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return {}
+    values: dict[str, Any] = {}
+    for position, argument in enumerate(node.target._schema.arguments):
+        value = (
+            node.args[position] if position < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+        )
+        values[argument.name] = torch.fx.map_arg(value, lambda n: n.meta.get("val"))
+    return values
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Lowering part: what the files of this room build their IR from. A missing name raises here, at registration, and the
+# operator falls back to its next tier.
+
+
+def register(op: torch._ops.OpOverload, lowering: Callable[..., Any]) -> None:
+    """Makes ``lowering`` the way Inductor builds ``op``; arguments arrive as IR boxes and sympy sizes."""
+    from torch._inductor.lowering import register_lowering
+
+    for name in (
+        "ComputedBuffer",
+        "ExternKernel",
+        "FallbackKernel",
+        "MutationLayoutSHOULDREMOVE",
+        "Pointwise",
+        "Scatter",
+    ):
+        getattr(_ir(), name)
+    register_lowering(op, type_promotion_kind=None)(lowering)
+
+
+def unregister(op: torch._ops.OpOverload) -> None:
+    """Takes away the lowering of ``op``, and the fallback that Inductor made for it while it had none."""
+    from torch._inductor import decomposition, lowering
+
+    lowering.lowerings.pop(op, None)
+    lowering.fallbacks.discard(op)
+    lowering._maybe_layout_constraints.pop(op, None)
+    decomposition.decompositions.pop(op, None)
+    decomposition.fast_random_decomps.cache_clear()
+
+
+def register_decomposition(op: torch._ops.OpOverload, decomposition: Callable[..., Any]) -> None:
+    """Makes ``decomposition`` replace ``op`` in the graphs that Inductor is given."""
+    from torch._inductor.decomposition import decompositions, fast_random_decomps
+
+    decompositions[op] = decomposition
+    # Inductor keeps a copy of the table from its first compilation on.
+    fast_random_decomps.cache_clear()
+
+
+def append_cache_key_tag(tag: str) -> None:
+    """Adds ``tag`` to what every compile cache hashes; what others put there stays."""
+    config = torch.compiler.config
+    if tag not in config.cache_key_tag:
+        config.cache_key_tag = f"{config.cache_key_tag};{tag}" if config.cache_key_tag else tag
+
+
+def _ir() -> Any:
+    from torch._inductor import ir
+
+    return ir
+
+
+def aten(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """The IR of an ATen or prims operator on boxes."""
+    from torch._inductor.lowering import lowerings
+
+    return lowerings[op](*args, **kwargs)
+
+
+def opaque(op: torch._ops.OpOverload, *args: Any) -> Any:
+    """A call of ``op`` that the generated code makes as it stands."""
+    from torch._inductor.lowering import fallback_handler
+
+    return fallback_handler(op, add_to_fallback_set=False)(*args)
+
+
+def contiguous(x: Any) -> Any:
+    """``x`` materialised with row-major strides; copied only if its layout is fixed and another."""
+    x.realize()
+    return _ir().ExternKernel.require_contiguous(x)
+
+
+def zeros(size: Sequence[Any], like: Any) -> Any:
+    """A new zeroed contiguous buffer with the dtype and device of ``like``."""
+    buffer = aten(torch.ops.aten.full.default, list(size), 0, dtype=like.get_dtype(), device=like.get_device())
+    buffer.realize()
+    return contiguous(buffer)
+
+
+def uninitialised(size: Sequence[Any], like: Any) -> Any:
+    """A new contiguous buffer with the dtype and device of ``like``."""
+    strides = [1]
+    for extent in reversed(list(size)[1:]):
+        strides.insert(0, strides[0] * extent)
+    options = {"dtype": like.get_dtype(), "device": like.get_device()}
+    buffer = aten(torch.ops.aten.empty_strided.default, list(size), strides, **options)
+    buffer.realize()
+    return buffer
+
+
+def scatter(target: Any, values: Any, place: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
+    """``target[place(index)] = values[index]``, fused into what makes ``values``. Places must differ: no atomics."""
+    from torch._inductor.virtualized import V
+
+    ir = _ir()
+    loop = ir.Scatter(
+        device=values.get_device(),
+        dtype=target.get_dtype(),
+        inner_fn=values.make_loader(),
+        ranges=list(values.get_size()),
+        output_indexer=place,
+        scatter_mode=None,
+    )
+    buffer = ir.ComputedBuffer(name=None, layout=ir.MutationLayoutSHOULDREMOVE(target), data=loop)
+    buffer.name = V.graph.register_buffer(buffer)
+    V.graph.register_operation(buffer)
+
+
+def pointwise(size: Sequence[Any], like: Any, element: Callable[[Sequence[Any]], Any]) -> Any:
+    """The tensor whose element at an index is ``element(index)``; fused into what reads it."""
+    return _ir().Pointwise.create(device=like.get_device(), dtype=like.get_dtype(), inner_fn=element, ranges=list(size))
+
+
+def position(table: Any, extent: Any) -> Callable[[Any], Any]:
+    """A function from an index into the int ``table`` to the index stored there, 0..extent-1, unchecked."""
+    from torch._inductor.virtualized import ops
+
+    load = table.make_loader()
+    return lambda index: ops.indirect_indexing(load([index]), extent, check=False, wrap_neg=False)

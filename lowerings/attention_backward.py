@@ -1,0 +1,83 @@
+"""Lowering of `vsa::attention_backward`: generated pre- and post-processing around one opaque call.
+
+What stands around the call follows from the backend's contract and is written in `backends/contract.py`, for eager too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from vsa_inductor.backends import capability
+from vsa_inductor.backends.contract import backward_around
+from vsa_inductor.options import AUTO
+
+from . import _inductor_compat as compat
+
+_aten, _prims = torch.ops.aten, torch.ops.prims
+
+
+class InductorArithmetic:
+    """`vsa_inductor.backends.contract.Arithmetic` on IR boxes."""
+
+    def dtype(self, x: Any) -> torch.dtype:
+        return x.get_dtype()
+
+    def shape(self, x: Any) -> Sequence[Any]:
+        return x.get_size()
+
+    def to(self, x: Any, dtype: torch.dtype) -> Any:
+        return compat.aten(_prims.convert_element_type.default, x, dtype)
+
+    def mul(self, x: Any, y: Any) -> Any:
+        return compat.aten(_aten.mul.Tensor, x, y)
+
+    def sub(self, x: Any, y: Any) -> Any:
+        return compat.aten(_aten.sub.Tensor, x, y)
+
+    def sum_last(self, x: Any) -> Any:
+        return compat.aten(_aten.sum.dim_IntList, x, [-1])
+
+    def permute(self, x: Any, dims: Sequence[int]) -> Any:
+        return compat.aten(_aten.permute.default, x, list(dims))
+
+    def view(self, x: Any, shape: Sequence[Any]) -> Any:
+        return compat.aten(_aten.view.default, x, list(shape))
+
+    def contiguous(self, x: Any) -> Any:
+        return compat.contiguous(x)
+
+    def block_is_listed(self, q_offsets: Any) -> Any:
+        size = q_offsets.get_size()[-1]
+        first = compat.aten(_aten.slice.Tensor, q_offsets, -1, 0, size - 1)
+        return compat.aten(_aten.gt.Tensor, compat.aten(_aten.slice.Tensor, q_offsets, -1, 1, size), first)
+
+    def keep_where(self, condition: Any, x: Any) -> Any:
+        zero = compat.aten(_aten.full.default, [], 0, dtype=x.get_dtype(), device=x.get_device())
+        return compat.aten(_aten.where.self, condition, x, zero)
+
+
+def lower(*args: Any) -> Any:
+    """Arguments of `vsa::attention_backward`."""
+    *operands, backend, needs_dq, needs_dkv = args
+    if backend == AUTO:
+        return compat.opaque(OP, *args)
+    chosen = capability.backend_named(backend)
+
+    def native(*arguments: Any) -> Any:
+        return compat.opaque(chosen.backward_op, *arguments)
+
+    return backward_around(InductorArithmetic(), chosen.contract, native, *operands, needs_dq, needs_dkv)
+
+
+def decompose(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same in ATen around the native operator."""
+    *operands, backend, needs_dq, needs_dkv = args
+    if backend == AUTO:
+        return NotImplemented
+    return capability.backend_named(backend).run_backward(*operands, needs_dq, needs_dkv)
+
+
+OP = torch.ops.vsa.attention_backward.default

@@ -1,0 +1,25 @@
+"""Lowering of `vsa::untile`: a gather, fused into what reads the tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import _inductor_compat as compat
+
+
+def lower(x: Any, token_slot: Any, slot_token: Any) -> Any:
+    """``[B, H, S_pad, D]`` -> ``[B, S, H, D]``."""
+    B, H, S_pad, D = x.get_size()
+    (S,) = token_slot.get_size()
+    load, slot_of = x.make_loader(), compat.position(token_slot, S_pad)
+    return compat.pointwise((B, S, H, D), x, lambda index: load([index[0], index[2], slot_of(index[1]), index[3]]))
+
+
+def decompose(x: torch.Tensor, token_slot: torch.Tensor, slot_token: torch.Tensor) -> torch.Tensor:
+    """The gather in ATen."""
+    return x.transpose(1, 2).index_select(1, token_slot)
+
+
+OP = torch.ops.vsa.untile.default
