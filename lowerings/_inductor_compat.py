@@ -366,3 +366,42 @@ def position(table: Any, extent: Any) -> Callable[[Any], Any]:
 
     load = table.make_loader()
     return lambda index: ops.indirect_indexing(load([index]), extent, check=False, wrap_neg=False)
+
+
+def optional_position(table: Any, extent: Any) -> Callable[[Any], tuple[Any, Any]]:
+    """Like :func:`position`, for a table that may hold -1: the position, 0 for -1, and whether there is one."""
+    from torch._inductor.virtualized import ops
+
+    load = table.make_loader()
+
+    def position_of(index: Any) -> tuple[Any, Any]:
+        value = load([index])
+        zero = ops.constant(0, table.get_dtype())
+        # Made here and not in the masked body: an indirect index is computed for every lane.
+        return ops.indirect_indexing(ops.maximum(value, zero), extent, check=False, wrap_neg=False), ops.ge(value, zero)
+
+    return position_of
+
+
+def where_present(present: Any, load: Callable[[], Any]) -> Any:
+    """``load()`` where ``present``, else zero; nothing is read where it is not."""
+    from torch._inductor.virtualized import ops
+
+    return ops.masked(present, load, 0.0)
+
+
+def reads_a_reduction(x: Any) -> bool:
+    """Whether ``x`` is still a formula, not a buffer, and a reduction of this graph makes one of its inputs."""
+    from torch._inductor.virtualized import V
+
+    ir = _ir()
+    data = x
+    while isinstance(data, (ir.TensorBox, ir.BaseView)):
+        data = data.data
+    if isinstance(data, ir.StorageBox) and not isinstance(data.data, (ir.Pointwise, ir.Reduction)):
+        return False
+    for name in x.get_read_names():
+        buffer = V.graph.try_get_buffer(name)
+        if isinstance(buffer, ir.ComputedBuffer) and isinstance(buffer.data, ir.Reduction):
+            return True
+    return False

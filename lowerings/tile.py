@@ -1,7 +1,10 @@
-"""Lowering of `vsa::tile`: a scatter by each token's slot, so that it is an epilogue of what makes the tokens.
+"""Lowering of `vsa::tile`: a scatter behind a reduction, a gather everywhere else.
 
-A gather over tile order could not fuse with a reduction over raster order, such as an RMSNorm: the normed tensor would
-be written out first. Empty slots are zeroed before, by a fill of the buffer that is left out where no slot can be empty.
+Scatter, by each token's slot: it is an epilogue of the reduction over raster order (an RMSNorm) that makes the tokens,
+which a gather over tile order could not fuse with. Empty slots are zeroed before by a fill of the buffer; where no slot
+is empty it is left out.
+Gather, by each slot's token: writes every slot once, zeros included, reads every token once, and fuses with what reads
+the tiles in their order: the sums over a tile, delta.
 """
 
 from __future__ import annotations
@@ -15,13 +18,33 @@ from . import _inductor_compat as compat
 
 def lower(x: Any, token_slot: Any, slot_token: Any) -> Any:
     """``[B, S, H, D]`` -> contiguous ``[B, H, S_pad, D]``."""
+    if compat.reads_a_reduction(x):
+        return scatter(x, token_slot, slot_token)
+    return gather(x, slot_token)
+
+
+def scatter(x: Any, token_slot: Any, slot_token: Any) -> Any:
+    """One store per token at its slot, into a buffer whose empty slots are zero."""
     B, S, H, D = x.get_size()
     (S_pad,) = slot_token.get_size()
-    make = compat.uninitialised if S_pad == S else compat.zeros
+    make = compat.uninitialised if S == S_pad else compat.zeros
     out = make((B, H, S_pad, D), like=x)
     slot_of = compat.position(token_slot, S_pad)
     compat.scatter(out, x, lambda index: [index[0], index[2], slot_of(index[1]), index[3]])
     return out
+
+
+def gather(x: Any, slot_token: Any) -> Any:
+    """One masked load per slot."""
+    B, S, H, D = x.get_size()
+    (S_pad,) = slot_token.get_size()
+    load, token_of = x.make_loader(), compat.optional_position(slot_token, S)
+
+    def element(index: Any) -> Any:
+        token, present = token_of(index[2])
+        return compat.where_present(present, lambda: load([index[0], token, index[1], index[3]]))
+
+    return compat.pointwise((B, H, S_pad, D), x, element)
 
 
 OP = torch.ops.vsa.tile.default
