@@ -146,14 +146,14 @@ class CapturedGraph:
         direction: ``"forward"``, ``"backward"``, or ``"inference"`` when no gradient was asked for.
         nodes: the calls of the graph that Inductor was given, after decomposition and partitioning.
         code: the generated Python module; empty when there was nothing to generate.
-        kernel_nodes: generated kernel -> the calls that it carries out, in graph order.
+        launch_nodes: handle of a launch in ``code`` -> the calls that it carries out, in graph order.
     """
 
     index: int
     direction: str
     nodes: tuple[CapturedNode, ...]
     code: str
-    kernel_nodes: dict[str, tuple[CapturedNode, ...]]
+    launch_nodes: dict[str, tuple[CapturedNode, ...]]
 
 
 class CaptureBackend:
@@ -186,13 +186,12 @@ class CaptureBackend:
         )
         nodes = tuple(_captured(node) for node in _calls(gm))
         codes: list[str] = []
-        kernels: dict[str, set[str]] = {}
+        launches: dict[str, list[str]] = {}
 
         def keep(code: str) -> None:
             codes.append(code)
             # Inductor clears this table when the compilation ends.
-            for name, node_names in debug._inductor_triton_kernel_to_post_grad_node_info.items():
-                kernels.setdefault(name.rpartition(":")[0] or name, set()).update(node_names)
+            launches.update(debug._inductor_triton_kernel_to_post_grad_node_info)
 
         previous = GraphLowering.save_output_code
         GraphLowering.save_output_code = staticmethod(keep)
@@ -202,10 +201,10 @@ class CaptureBackend:
             GraphLowering.save_output_code = previous
         # Post-grad passes changed the graph in place; kernels speak of the nodes after them.
         after = [_captured(node) for node in _calls(gm)]
-        kernel_nodes = {
-            kernel: tuple(node for node in after if node.name in names) for kernel, names in kernels.items()
+        launch_nodes = {
+            handle: tuple(node for node in after if node.name in names) for handle, names in launches.items()
         }
-        self.graphs.append(CapturedGraph(index, direction, nodes, codes[-1] if codes else "", kernel_nodes))
+        self.graphs.append(CapturedGraph(index, direction, nodes, codes[-1] if codes else "", launch_nodes))
         return compiled
 
 

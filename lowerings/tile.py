@@ -27,7 +27,7 @@ def scatter(x: Any, token_slot: Any, slot_token: Any) -> Any:
     """One store per token at its slot, into a buffer whose empty slots are zero."""
     B, S, H, D = x.get_size()
     (S_pad,) = slot_token.get_size()
-    make = compat.uninitialised if S == S_pad else compat.zeros
+    make = compat.uninitialised if S_pad == S else compat.zeros
     out = make((B, H, S_pad, D), like=x)
     slot_of = compat.position(token_slot, S_pad)
     compat.scatter(out, x, lambda index: [index[0], index[2], slot_of(index[1]), index[3]])

@@ -10,9 +10,39 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.autograd import forward_ad
 
 NAMESPACE = "vsa"
-LIBRARY = torch.library.Library(NAMESPACE, "DEF")
+
+
+class _Library(torch.library.Library):
+    """Refuses forward-mode differentiation in front of every gradient formula.
+
+    Where nothing requires a gradient, what `torch.library.register_autograd` registers drops tangents silently.
+    """
+
+    def impl(self, op_name: Any, fn: Callable[..., Any], dispatch_key: str = "", **kwargs: Any) -> None:
+        if dispatch_key == "Autograd":
+            fn = _refuse_tangents(op_name, fn)
+        super().impl(op_name, fn, dispatch_key, **kwargs)
+
+
+def _refuse_tangents(name: str, formula: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(keyset: Any, *args: Any) -> Any:
+        for arg in args:
+            for x in arg if isinstance(arg, (list, tuple)) else (arg,):
+                if isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None:
+                    raise RuntimeError(
+                        f"vsa::{name}: got a tensor with a tangent (torch.func.jvp, dual tensors); allowed: "
+                        "reverse-mode differentiation only"
+                    )
+        return formula(keyset, *args)
+
+    return checked
+
+
+LIBRARY = _Library(NAMESPACE, "DEF")
 
 
 def define(

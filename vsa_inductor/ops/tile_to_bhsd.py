@@ -18,7 +18,8 @@ def _check_arguments(xs: list[Tensor], slot_token: Tensor) -> None:
     for i, x in enumerate(xs):
         _check.rank(f"xs[{i}]", x, "[B, S, H, D]")
         _check.slot_tables(f"xs[{i}]", x, slot_token, slot_token)
-        _check.size(f"xs[{i}].shape[1]", x.shape[1], "the tokens of xs[0]", xs[0].shape[1])
+        for axis, what in ((0, "the batch"), (1, "the tokens"), (3, "the head dim")):
+            _check.size(f"xs[{i}].shape[{axis}]", x.shape[axis], f"{what} of xs[0]", xs[0].shape[axis])
 
 
 def _implementation(xs: list[Tensor], slot_token: Tensor) -> list[Tensor]:
