@@ -1,0 +1,108 @@
+"""Self-attention blocks around `video_sparse_attention`, in the shapes of Wan 1.3B at 480p.
+
+Fake tensors cost nothing, so the sizes are real ones: toy sizes make Inductor split reductions that it would fuse.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+import vsa_inductor as vsa
+
+from .generate import inductor_options
+
+HEADS, HEAD_DIM = 12, 128
+VIDEO_SHAPE = (21, 30, 52)
+
+Rope = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def interleaved_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """As diffusers' WanAttnProcessor rotates: strided writes into an uninitialised tensor. x [B, S, H, D]."""
+    x1, x2 = x.unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = cos[..., 0::2], sin[..., 1::2]
+    out = torch.empty_like(x)
+    out[..., 0::2] = x1 * cos - x2 * sin
+    out[..., 1::2] = x1 * sin + x2 * cos
+    return out.type_as(x)
+
+
+def rotate_half_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """The form with torch.cat, which Inductor materialises unless every user is pointwise. x [B, S, H, D]."""
+    x1, x2 = x.chunk(2, dim=-1)
+    rotated = torch.cat((-x2, x1), dim=-1)
+    return (x.float() * cos + rotated.float() * sin).type_as(x)
+
+
+class SelfAttention(nn.Module):
+    """q, k, v and gate projections, RMSNorm of q and k, RoPE, sparse attention, output projection; bf16.
+
+    norm: "all heads" (Wan: one norm over H * D) or "per head" (over D).
+    """
+
+    def __init__(self, rope: Rope, norm: str, backend: str | tuple[str, str]) -> None:
+        super().__init__()
+        channels = HEADS * HEAD_DIM
+        factory: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+        self.to_q, self.to_k, self.to_v, self.to_gate, self.to_out = (
+            nn.Linear(channels, channels, **factory) for _ in range(5)
+        )
+        self.per_head = norm == "per head"
+        width = HEAD_DIM if self.per_head else channels
+        self.norm_q = nn.RMSNorm(width, eps=1e-6, **factory)
+        self.norm_k = nn.RMSNorm(width, eps=1e-6, **factory)
+        self.rope = rope
+        self.backend = backend
+
+    def forward(
+        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: vsa.TileLayout
+    ) -> torch.Tensor:
+        def normed(x: torch.Tensor, norm: nn.Module) -> torch.Tensor:
+            if self.per_head:
+                return norm(x.unflatten(-1, (HEADS, HEAD_DIM)))
+            return norm(x).unflatten(-1, (HEADS, HEAD_DIM))
+
+        q = self.rope(normed(self.to_q(hidden), self.norm_q), cos, sin)
+        k = self.rope(normed(self.to_k(hidden), self.norm_k), cos, sin)
+        v = self.to_v(hidden).unflatten(-1, (HEADS, HEAD_DIM))
+        gate = self.to_gate(hidden).unflatten(-1, (HEADS, HEAD_DIM))
+        with vsa.options(backend=self.backend, strict=True):
+            attended = vsa.video_sparse_attention(q, k, v, layout, sparsity=0.9, gate=gate)
+        assert isinstance(attended, torch.Tensor)
+        return self.to_out(attended.flatten(2))
+
+
+Built = tuple[Callable[..., Any], Sequence[Any]]
+
+
+def _build(rope: Rope = interleaved_rope, norm: str = "all heads", backend: str | tuple[str, str] = "triton") -> Built:
+    layout = vsa.TileLayout.from_video_shape(*VIDEO_SHAPE, device="cuda")
+    shape = (1, layout.num_tokens, HEADS * HEAD_DIM)
+    hidden = torch.empty(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    table = torch.empty(1, layout.num_tokens, 1, HEAD_DIM, device="cuda")
+    return SelfAttention(rope, norm, backend), (hidden, table, table.clone(), layout)
+
+
+def wan() -> Built:
+    return _build()
+
+
+def wan_eager_backward() -> Built:
+    """The eager backend's contract leaves dq as an unscaled fp32 accumulator: more post-processing to fuse."""
+    return _build(backend=("triton", "eager"))
+
+
+@inductor_options(realize_reads_threshold=30, realize_opcount_threshold=200, realize_acc_reads_threshold=40)
+def wan_one_kernel() -> Built:
+    """Inductor materialises what reads many tensors and has several users. With higher bounds nothing of ours is."""
+    return _build()
+
+
+def rotate_half() -> Built:
+    return _build(rope=rotate_half_rope)
+
+
+def per_head_norm() -> Built:
+    return _build(norm="per head")
