@@ -13,13 +13,14 @@ from vsa_inductor.backends.identity import lowering_hash
 from vsa_inductor.reference import tile_by_scatter
 
 from . import _inductor_compat as compat
-from . import attention, attention_backward, tile, untile
+from . import attention, attention_backward, tile, untile, untile_blocks
 
 TIERS = ("lowering", "decomposition", "opaque")
 
 _TABLE = {
     "tile": (tile.OP, tile.lower, tile_by_scatter),
     "untile": (untile.OP, untile.lower, untile.decompose),
+    "untile_blocks": (untile_blocks.OP, None, untile_blocks.decompose),
     "attention": (attention.OP, attention.lower, attention.decompose),
     "attention_backward": (attention_backward.OP, attention_backward.lower, attention_backward.decompose),
 }
@@ -47,7 +48,7 @@ def install(best: str = "lowering") -> None:
             ("lowering", lower, compat.register),
             ("decomposition", decompose, compat.register_decomposition),
         ):
-            if TIERS.index(tier) < TIERS.index(best):
+            if function is None or TIERS.index(tier) < TIERS.index(best):
                 continue
             try:
                 register(op, function)

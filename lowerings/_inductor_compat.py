@@ -390,17 +390,24 @@ def where_present(present: Any, load: Callable[[], Any]) -> Any:
 
 
 def reads_a_reduction(x: Any) -> bool:
-    """Whether ``x`` is still a formula, not a buffer, and a reduction of this graph makes one of its inputs."""
+    """Whether a reduction of this graph makes ``x``, through pointwise work only. Library calls end the search."""
     from torch._inductor.virtualized import V
 
     ir = _ir()
     data = x
-    while isinstance(data, (ir.TensorBox, ir.BaseView)):
+    while isinstance(data, (ir.TensorBox, ir.StorageBox, ir.BaseView)):
         data = data.data
-    if isinstance(data, ir.StorageBox) and not isinstance(data.data, (ir.Pointwise, ir.Reduction)):
-        return False
-    for name in x.get_read_names():
+    # Pointwise results may be buffers already: a rotated q exceeds Inductor's read bound, a saved rstd is an output.
+    pending = [data.get_name()] if isinstance(data, ir.ComputedBuffer) else list(x.get_read_names())
+    seen = set()
+    while pending:
+        name = pending.pop()
         buffer = V.graph.try_get_buffer(name)
-        if isinstance(buffer, ir.ComputedBuffer) and isinstance(buffer.data, ir.Reduction):
+        if name in seen or not isinstance(buffer, ir.ComputedBuffer):
+            continue
+        seen.add(name)
+        if isinstance(buffer.data, ir.Reduction):
             return True
+        if isinstance(buffer.data, ir.Pointwise):
+            pending += buffer.get_read_names()
     return False

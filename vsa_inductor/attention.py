@@ -80,10 +80,7 @@ def video_sparse_attention(
     out = torch.ops.vsa.untile(out, layout.token_slot, layout.slot_token)
     if gate is not None:
         coarse = coarse_branch(scores, tile_means(v, layout.kv_block_sizes, block_size))
-        # Broadcast, then untiled by a gather: compiled code reads one row per tile, and the backward is a sum in a
-        # fixed order, where indexing rows by tile id would add with atomics.
-        per_slot = coarse[:, :, :, None].expand(-1, -1, -1, block_size, -1).flatten(2, 3)
-        per_token = torch.ops.vsa.untile(per_slot, layout.token_slot, layout.slot_token)
+        per_token = torch.ops.vsa.untile_blocks(coarse, layout.token_slot, layout.slot_token, block_size)
         out = (out + gate * per_token).to(out.dtype)
     return (out, lse.index_select(2, layout.token_slot) * LN2) if return_lse else out
 

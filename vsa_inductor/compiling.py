@@ -34,16 +34,10 @@ if TYPE_CHECKING:
 NAMESPACE = "vsa"
 # Recomputing the selection could pick other blocks, by a rounding difference, than the saved lse belongs to.
 MUST_SAVE = ("vsa.attention", "vsa.select_blocks")
-# What may stand between a broadcast and the operator that reads it.
-_COPIES = ("aten.clone", "aten.view", "aten.reshape", "aten._unsafe_view", "prims.convert_element_type")
 
 
 class MustSavePass(compat.CustomGraphPass):
-    """Tells the partitioner what the backward reads and what it makes again.
-
-    :data:`MUST_SAVE` operators are never recomputed, whatever memory budget or checkpoint region. The coarse branch in
-    raster order, one row per tile read by all its tokens, is always recomputed: saved for the gate's gradient it would
-    be as large as q, in fp32.
+    """Forbids the partitioner to recompute :data:`MUST_SAVE` operators, whatever memory budget or checkpoint region.
 
     Args:
         before: passes to run first: the user's own, or another library's, which the option would otherwise replace.
@@ -56,8 +50,6 @@ class MustSavePass(compat.CustomGraphPass):
         for graph_pass in self.before:
             graph_pass(graph)
         for node in graph.nodes:
-            if _is_broadcast_untile(node) and "recompute" not in node.meta:
-                node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
             if node.op != "call_function" or _op_name(node.target) not in MUST_SAVE:
                 continue
             # A policy function that asks for recomputation by name knows what it does.
@@ -77,15 +69,6 @@ class MustSavePass(compat.CustomGraphPass):
 
     def __hash__(self) -> int:
         return hash((MustSavePass, len(self.before)))
-
-
-def _is_broadcast_untile(node: torch.fx.Node) -> bool:
-    if node.op != "call_function" or _op_name(node.target) != "vsa.untile":
-        return False
-    source = node.args[0]
-    while isinstance(source, torch.fx.Node) and _op_name(source.target) in _COPIES:
-        source = source.args[0]
-    return isinstance(source, torch.fx.Node) and _op_name(source.target) == "aten.expand"
 
 
 def _op_name(target: Any) -> str:

@@ -1,6 +1,6 @@
 """Operators of the `vsa` namespace: schema, tags, fake, autograd, FLOP formula. One file per operator; torch only."""
 
-from . import attention, attention_backward, select_blocks, tile, tile_to_bhsd, transpose_blocks, untile
+from . import attention, attention_backward, select_blocks, tile, tile_to_bhsd, transpose_blocks, untile, untile_blocks
 
 __all__ = [
     "attention",
@@ -10,4 +10,5 @@ __all__ = [
     "tile_to_bhsd",
     "transpose_blocks",
     "untile",
+    "untile_blocks",
 ]

@@ -12,7 +12,7 @@ def tiled(x: Tensor, slot_token: Tensor) -> Tensor:
 
 
 def untiled(x: Tensor, token_slot: Tensor) -> Tensor:
-    """Tile order ``[B, H, S_pad, D]`` -> contiguous ``[B, S, H, D]``."""
+    """``[B, H, *, D]``, slots or blocks, -> contiguous ``[B, S, H, D]``."""
     return x.new_empty(x.shape[0], token_slot.shape[0], x.shape[1], x.shape[3])
 
 

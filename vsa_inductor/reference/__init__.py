@@ -7,6 +7,7 @@ from .tile import tile, tile_by_scatter
 from .tile_to_bhsd import tile_to_bhsd
 from .transpose_blocks import transpose_blocks
 from .untile import untile
+from .untile_blocks import untile_blocks
 
 __all__ = [
     "attention",
@@ -17,4 +18,5 @@ __all__ = [
     "tile_to_bhsd",
     "transpose_blocks",
     "untile",
+    "untile_blocks",
 ]
