@@ -77,7 +77,7 @@ def decompose(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     *operands, backend, needs_dq, needs_dkv = args
     if backend == AUTO:
         return NotImplemented
-    return capability.backend_named(backend).run_backward(*operands, needs_dq, needs_dkv)
+    return capability.backend_named(backend).trace_backward(*operands, needs_dq, needs_dkv)
 
 
 OP = torch.ops.vsa.attention_backward.default

@@ -126,8 +126,8 @@ def awkward_backend():
         name="awkward",
         identity="awkward@00000000",
         refuse=lambda problem, direction: None,
-        forward_op=attention_op.define_native("awkward", reference.attention),
-        backward_op=attention_backward_op.define_native("awkward", _launch_awkward, _allocate_awkward),
+        forward_native=attention_op.define_native("awkward", reference.attention),
+        backward_native=attention_backward_op.define_native("awkward", _launch_awkward, _allocate_awkward),
         contract=Contract(reads_rows=False, dq_order=AccumulatorOrder(_FACTORS, _PERMUTATION), writes_unselected=False),
     )
     capability._ORDER.append(backend)

@@ -53,22 +53,17 @@ def video_sparse_attention(
         BackendUnavailableError: ``strict`` is set and the backend asked for refuses.
     """
     q, k, v = _autocast(q, k, v)
+    _check.operands(q, k, v, "[B, S, H, D]", 2)
+    if q.device != layout.token_slot.device:
+        raise ArgumentError("layout", f"tables on {layout.token_slot.device}", f"tables on the device of q, {q.device}")
     for name, x in (("q", q), ("k", k), ("v", v)):
-        _check.rank(name, x, "[B, S, H, D]")
-        _check.floating(name, x)
-        if x.device != layout.token_slot.device:
-            raise ArgumentError(
-                "layout", f"tables on {layout.token_slot.device}", f"tables on the device of {name}, {x.device}"
-            )
-        if x.shape[1] != layout.num_tokens:
-            raise ArgumentError(
-                f"{name}.shape[1]", x.shape[1], f"the number of tokens of the layout, {layout.num_tokens}"
-            )
+        _check.size(f"{name}.shape[1]", x.shape[1], "the number of tokens of the layout", layout.num_tokens)
     if not 0 <= sparsity <= 1:
         raise ArgumentError("sparsity", sparsity, "0 <= sparsity <= 1")
     if isinstance(gate, Tensor):
         (gate,) = _autocast(gate)
-        if gate.dim() > 4:
+        aligned = zip(reversed(gate.shape), reversed(q.shape), strict=False)
+        if gate.dim() > 4 or any(extent != 1 and extent != whole for extent, whole in aligned):
             raise ArgumentError("gate", f"shape {tuple(gate.shape)}", "broadcastable to [B, S, H_q, D]")
     scale = _scale(sm_scale, q)
     block_size = _static(layout.block_size)
@@ -119,8 +114,9 @@ def block_sparse_attention(
         BackendUnavailableError: ``strict`` is set and the backend asked for refuses.
     """
     q, k, v = _autocast(q, k, v)
-    num_q_blocks, num_kv_blocks = _check.attention_operands(q, k, v, block_size)
-    _check.block_lists(q, kv_indices, kv_num_blocks, kv_block_sizes, num_q_blocks, num_kv_blocks)
+    # The rest is checked by the operator, before it launches anything.
+    _check.rank("q", q, "[B, H, S_pad, D]")
+    _check.rank("k", k, "[B, H, S_pad, D]")
     selection = BlockSelection(kv_indices, kv_num_blocks)
     out, lse = _attend(q, k, v, selection, kv_block_sizes, _scale(sm_scale, q), block_size, return_lse)
     return (out, lse * LN2) if return_lse else out
@@ -165,6 +161,8 @@ def _attend(
     """`vsa::attention` on the backends that this thread's options choose; lse in base 2."""
     chosen = current_options()
     if chosen.debug:
+        blocks = _check.attention_operands(q, k, v, block_size)
+        _check.block_lists(q, selection.kv_indices, selection.kv_num_blocks, kv_block_sizes, *blocks)
         _check_lists(selection, kv_block_sizes, block_size)
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     deterministic = chosen.deterministic or torch.are_deterministic_algorithms_enabled()
@@ -239,11 +237,12 @@ def _check_lists(selection: BlockSelection, kv_block_sizes: Tensor, block_size: 
     width, num_blocks = selection.kv_indices.shape[3], kv_block_sizes.shape[0]
     counts, ids = selection.kv_num_blocks, selection.kv_indices
     listed = torch.arange(width, device=ids.device) < counts[..., None]
-    repeated = (ids[..., 1:] == ids[..., :-1]) & listed[..., 1:]
+    ordered = torch.where(listed, ids, -1).sort(-1).values
+    repeated = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
     for name, bad, given, allowed in (
         ("kv_num_blocks", (counts < 0) | (counts > width), counts, f"0 <= count <= M = {width}"),
         ("kv_indices", listed & ((ids < 0) | (ids >= num_blocks)), ids, f"0 <= id < N_kv = {num_blocks}"),
-        ("kv_indices", repeated, ids[..., 1:], "distinct ids in each row"),
+        ("kv_indices", repeated, ordered[..., 1:], "distinct ids in each row"),
         (
             "kv_block_sizes",
             (kv_block_sizes < 0) | (kv_block_sizes > block_size),

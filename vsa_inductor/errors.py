@@ -12,14 +12,21 @@ class ArgumentError(ValueError):
         allowed: what is allowed, in words.
     """
 
-    def __init__(self, argument: str, given: object, allowed: str) -> None:
-        super().__init__(f"{argument}: got {given}; allowed: {allowed}")
-        self.argument = argument
-        self.given = given
-        self.allowed = allowed
+    # No constructor of its own: Dynamo cannot trace one, and its message would hide the three words.
+    @property
+    def argument(self) -> str:
+        return self.args[0]
 
-    def __reduce__(self) -> tuple[type[ArgumentError], tuple[str, object, str]]:
-        return type(self), (self.argument, self.given, self.allowed)
+    @property
+    def given(self) -> object:
+        return self.args[1]
+
+    @property
+    def allowed(self) -> str:
+        return self.args[2]
+
+    def __str__(self) -> str:
+        return f"{self.argument}: got {self.given}; allowed: {self.allowed}"
 
 
 class BackendUnavailableError(RuntimeError):

@@ -51,7 +51,8 @@ def load_library(path: str | os.PathLike[str]) -> None:
     try:
         torch.ops.load_library(str(file.resolve()))
     except OSError as error:
-        raise NativeLibraryError(f"path: {str(file)!r} could not be loaded: {error}") from error
+        # torch says only that it failed; the reason of the dynamic loader is the cause.
+        raise NativeLibraryError(f"path: {str(file)!r} could not be loaded: {error.__cause__ or error}") from error
     _status = NativeStatus(str(file), True, f"loaded from {file}")
 
 

@@ -136,17 +136,36 @@ def choose(
     Under tracing Dynamo calls it with constants and bakes the result in; its arguments carry the guards. Warns once per
     cause of a fallback.
     """
-    problem = Problem(
-        device_type, device_capability(device_type, device_index), dtype, head_dim, block_size, grouped, needs_grad,
-        deterministic,
-    )  # fmt: skip
-    choice = select(problem, Options(backend, deterministic, strict))
+    choice = _choose(
+        device_type, device_index, dtype, head_dim, block_size, grouped, needs_grad, backend, deterministic, strict
+    )
     for refusal in choice.fallbacks:
         if refusal not in _warned:
             _warned.add(refusal)
             used = choice.forward if refusal.direction == "forward" else choice.backward
             warnings.warn(f"vsa_inductor runs the {refusal.direction} on {used!r}: {refusal}", stacklevel=2)
     return backend_named(choice.forward).identity, backend_named(choice.backward).identity
+
+
+@functools.cache
+def _choose(
+    device_type: str,
+    device_index: int | None,
+    dtype: torch.dtype,
+    head_dim: int,
+    block_size: int,
+    grouped: bool,
+    needs_grad: bool,
+    backend: str | tuple[str, str],
+    deterministic: bool,
+    strict: bool,
+) -> Choice:
+    # Facts of this process that do not change while it runs: an eager call pays for them once.
+    problem = Problem(
+        device_type, device_capability(device_type, device_index), dtype, head_dim, block_size, grouped, needs_grad,
+        deterministic,
+    )  # fmt: skip
+    return select(problem, Options(backend, deterministic, strict))
 
 
 def resolve(argument: str, direction: str, q: Tensor, block_size: int, grouped: bool, deterministic: bool) -> Backend:

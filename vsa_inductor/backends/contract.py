@@ -72,19 +72,38 @@ class Backend:
         name: its name in options, op names and graphs.
         identity: the name with a short hash of its sources, the value of the op's backend argument.
         refuse: (problem, "forward" | "backward") -> why it cannot run it, in a sentence, or None.
-        forward_op, backward_op: the native operators.
+        forward_native, backward_native: the native operators, each with the function it runs: eager calls that directly, since a
+            second trip through the dispatcher costs as much as a launch.
         contract: what the backward operator wants.
     """
 
     name: str
     identity: str
     refuse: Callable[[Problem, str], str | None]
-    forward_op: Callable[..., tuple[Tensor, Tensor]]
-    backward_op: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    forward_native: tuple[torch._ops.OpOverload, Callable[..., tuple[Tensor, Tensor]]]
+    backward_native: tuple[torch._ops.OpOverload, Callable[..., tuple[Tensor, Tensor, Tensor]]]
     contract: Contract
+
+    @property
+    def forward_op(self) -> torch._ops.OpOverload:
+        """``vsa::attention_<name>``."""
+        return self.forward_native[0]
+
+    @property
+    def backward_op(self) -> torch._ops.OpOverload:
+        """``vsa::attention_backward_<name>``."""
+        return self.backward_native[0]
+
+    def forward(self, *args: Any) -> tuple[Tensor, Tensor]:
+        """What the native forward operator runs."""
+        return self.forward_native[1](*args)
 
     def run_backward(self, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
         """The backward on tensors; ``args`` as `vsa::attention_backward` without its backend."""
+        return backward_around(TorchArithmetic(), self.contract, self.backward_native[1], *args)
+
+    def trace_backward(self, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """The same with the native operator as a call that a trace records."""
         return backward_around(TorchArithmetic(), self.contract, self.backward_op, *args)
 
 

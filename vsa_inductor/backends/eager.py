@@ -65,6 +65,9 @@ class EagerLayoutKernels:
     def untile(self, x: Tensor, token_slot: Tensor, out: Tensor) -> None:
         out.copy_(reference.untile(x, token_slot, token_slot))
 
+    def untile_blocks(self, rows: Tensor, token_slot: Tensor, block_size: int, out: Tensor) -> None:
+        out.copy_(reference.untile_blocks(rows, token_slot, block_size))
+
     def select_blocks(self, scores: Tensor, k: int, num_forced: int, kv_indices: Tensor, kv_num_blocks: Tensor) -> None:
         ids, counts = reference.select_blocks(scores, k, num_forced)
         kv_indices.copy_(ids)
@@ -84,7 +87,7 @@ BACKEND = Backend(
     name="eager",
     identity=backend_identity("eager", "reference"),
     refuse=_refuse,
-    forward_op=attention_op.define_native("eager", reference.attention),
-    backward_op=attention_backward_op.define_native("eager", _launch_backward, _allocate_gradients),
+    forward_native=attention_op.define_native("eager", reference.attention),
+    backward_native=attention_backward_op.define_native("eager", _launch_backward, _allocate_gradients),
     contract=CONTRACT,
 )

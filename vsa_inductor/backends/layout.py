@@ -1,4 +1,4 @@
-"""What runs the operators that take no backend argument: tile, untile, select_blocks, transpose_blocks."""
+"""What runs the operators that take no backend argument: tile, untile, select_blocks and their kin."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ class LayoutKernels(Protocol):
     def tile(self, xs: Sequence[Tensor], slot_token: Tensor, outs: Sequence[Tensor]) -> None: ...
 
     def untile(self, x: Tensor, token_slot: Tensor, out: Tensor) -> None: ...
+
+    def untile_blocks(self, rows: Tensor, token_slot: Tensor, block_size: int, out: Tensor) -> None: ...
 
     def select_blocks(
         self, scores: Tensor, k: int, num_forced: int, kv_indices: Tensor, kv_num_blocks: Tensor

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .. import reference
 from ..ops import _allocate
 from ..ops import attention as attention_op
 from ..ops import attention_backward as attention_backward_op
@@ -47,6 +48,11 @@ def _readable(x: Tensor) -> Tensor:
     itemsize = x.element_size()
     aligned = x.stride(-1) == 1 and all(stride * itemsize % 16 == 0 for stride in x.stride()[:-1])
     return x if aligned and x.data_ptr() % 16 == 0 else x.contiguous()
+
+
+def _with_dense_rows(x: Tensor) -> Tensor:
+    """``x``, or a copy where its last stride is not 1, which the layout kernels take for granted."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _launch_forward(
@@ -99,18 +105,32 @@ class TritonLayoutKernels:
     """`LayoutKernels` by Triton, one launch per call (transpose_blocks: a few)."""
 
     def tile(self, xs: Sequence[Tensor], slot_token: Tensor, outs: Sequence[Tensor]) -> None:
-        from ..kernels.tile_to_bhsd import launch_tile_to_bhsd
+        from ..kernels.tile_to_bhsd import MAX_TENSORS, launch_tile_to_bhsd
 
-        launch_tile_to_bhsd(xs, slot_token, outs)
+        xs = [_with_dense_rows(x) for x in xs]
+        for first in range(0, len(xs), MAX_TENSORS):
+            span = slice(first, first + MAX_TENSORS)
+            launch_tile_to_bhsd(xs[span], slot_token, outs[span])
 
     def untile(self, x: Tensor, token_slot: Tensor, out: Tensor) -> None:
         from ..kernels.untile import launch_untile
 
-        launch_untile(x, token_slot, out)
+        launch_untile(_with_dense_rows(x), token_slot, out)
+
+    def untile_blocks(self, rows: Tensor, token_slot: Tensor, block_size: int, out: Tensor) -> None:
+        # A row gather in eager; compiled graphs fuse it by the decomposition.
+        out.copy_(reference.untile_blocks(rows, token_slot, block_size))
 
     def select_blocks(self, scores: Tensor, k: int, num_forced: int, kv_indices: Tensor, kv_num_blocks: Tensor) -> None:
         from ..kernels.select_blocks import launch_select_blocks
 
+        if scores.dtype == torch.float64:
+            # The kernel ranks 32-bit keys; fp64 scores only come from tests of gradients.
+            for target, value in zip(
+                (kv_indices, kv_num_blocks), reference.select_blocks(scores, k, num_forced), strict=True
+            ):
+                target.copy_(value)
+            return
         launch_select_blocks(scores, k, num_forced, kv_indices, kv_num_blocks)
 
     def transpose_blocks(
@@ -127,7 +147,7 @@ BACKEND = Backend(
     name="triton",
     identity=backend_identity("triton", "kernels"),
     refuse=_refuse,
-    forward_op=attention_op.define_native("triton", _launch_forward),
-    backward_op=attention_backward_op.define_native("triton", _launch_backward, _allocate.gradients),
+    forward_native=attention_op.define_native("triton", _launch_forward),
+    backward_native=attention_backward_op.define_native("triton", _launch_backward, _allocate.gradients),
     contract=CONTRACT,
 )

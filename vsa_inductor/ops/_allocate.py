@@ -38,8 +38,7 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def attention_outputs(q: Tensor, return_lse: bool) -> tuple[Tensor, Tensor]:
     """out, contiguous like the shape of q, and lse_log2 ``[B, H, S_q]`` or, if not wanted, ``[0]``."""
-    dtype = statistics_dtype(q.dtype)
-    lse = q.new_empty(q.shape[:3], dtype=dtype) if return_lse else q.new_empty(0, dtype=dtype)
+    lse = q.new_empty(q.shape[:3] if return_lse else (0,), dtype=statistics_dtype(q.dtype))
     return q.new_empty(q.shape), lse
 
 

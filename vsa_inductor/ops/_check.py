@@ -48,38 +48,62 @@ def block_lists(
     q: Tensor, kv_indices: Tensor, kv_num_blocks: Tensor, kv_block_sizes: Tensor, num_q_blocks: int, num_kv_blocks: int
 ) -> None:
     """The lists and sizes fit q ``[B, H, ...]`` and the numbers of blocks."""
-    for name, x, layout in (
-        ("kv_indices", kv_indices, "[B, H, N_q, M]"),
-        ("kv_num_blocks", kv_num_blocks, "[B, H, N_q]"),
-        ("kv_block_sizes", kv_block_sizes, "[N_kv]"),
+    for name, x, layout, dims in (
+        ("kv_indices", kv_indices, "[B, H, N_q, M]", 4),
+        ("kv_num_blocks", kv_num_blocks, "[B, H, N_q]", 3),
+        ("kv_block_sizes", kv_block_sizes, "[N_kv]", 1),
     ):
-        rank(name, x, layout)
-        int32(name, x)
-        same_device(name, x, "q", q)
+        if x.dim() != dims:
+            rank(name, x, layout)
+        if x.dtype != torch.int32:
+            int32(name, x)
+        if x.device != q.device:
+            same_device(name, x, "q", q)
+    rows = (
+        (0, "the batch of q", q.shape[0]),
+        (1, "the heads of q", q.shape[1]),
+        (2, "the number of q blocks", num_q_blocks),
+    )
     for name, x in (("kv_indices", kv_indices), ("kv_num_blocks", kv_num_blocks)):
-        size(f"{name}.shape[0]", x.shape[0], "the batch of q", q.shape[0])
-        size(f"{name}.shape[1]", x.shape[1], "the heads of q", q.shape[1])
-        size(f"{name}.shape[2]", x.shape[2], "the number of q blocks", num_q_blocks)
-    size("kv_block_sizes.shape[0]", kv_block_sizes.shape[0], "the number of kv blocks", num_kv_blocks)
+        for axis, what, expected in rows:
+            if x.shape[axis] != expected:
+                size(f"{name}.shape[{axis}]", x.shape[axis], what, expected)
+    if kv_block_sizes.shape[0] != num_kv_blocks:
+        size("kv_block_sizes.shape[0]", kv_block_sizes.shape[0], "the number of kv blocks", num_kv_blocks)
+
+
+def operands(q: Tensor, k: Tensor, v: Tensor, layout: str, heads: int) -> None:
+    """What q, k, v have in common in any order of their dimensions; ``heads`` is the place of H in ``layout``."""
+    # Compared first and named only when they differ: this runs on every eager call.
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 4:
+            rank(name, x, layout)
+        if x.dtype not in FLOATING:
+            floating(name, x)
+        if x.dtype != q.dtype:
+            raise ArgumentError(name, x.dtype, f"the dtype of q, {q.dtype}")
+        if x.device != q.device:
+            same_device(name, x, "q", q)
+        if x.shape[0] != q.shape[0]:
+            size(f"{name}.shape[0]", x.shape[0], "the batch of q", q.shape[0])
+        if x.shape[3] != q.shape[3]:
+            size(f"{name}.shape[3]", x.shape[3], "the head dim of q", q.shape[3])
+    H_q, H_kv = q.shape[heads], k.shape[heads]
+    if v.shape[heads] != H_kv:
+        size(f"v.shape[{heads}]", v.shape[heads], "the heads of k", H_kv)
+    if H_kv != H_q and (H_kv == 0 or H_q % H_kv != 0):
+        raise ArgumentError(f"k.shape[{heads}]", H_kv, f"a divisor of the heads of q, {H_q}")
 
 
 def attention_operands(q: Tensor, k: Tensor, v: Tensor, block_size: int) -> tuple[int, int]:
     """Checks q, k, v in tile order and returns (N_q, N_kv)."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        rank(name, x, "[B, H, S_pad, D]")
-        floating(name, x)
-        if x.dtype != q.dtype:
-            raise ArgumentError(name, x.dtype, f"the dtype of q, {q.dtype}")
-        same_device(name, x, "q", q)
-        size(f"{name}.shape[0]", x.shape[0], "the batch of q", q.shape[0])
-        size(f"{name}.shape[3]", x.shape[3], "the head dim of q", q.shape[3])
+    operands(q, k, v, "[B, H, S_pad, D]", 1)
     if block_size not in (64, 128, 256):
         raise ArgumentError("block_size", block_size, "64, 128 or 256")
-    size("v.shape[1]", v.shape[1], "the heads of k", k.shape[1])
-    size("v.shape[2]", v.shape[2], "the slots of k", k.shape[2])
-    if k.shape[1] != q.shape[1] and (k.shape[1] == 0 or q.shape[1] % k.shape[1] != 0):
-        raise ArgumentError("k.shape[1]", k.shape[1], f"a divisor of the heads of q, {q.shape[1]}")
-    for name, x in (("q", q), ("k", k)):
-        if x.shape[2] % block_size != 0:
-            raise ArgumentError(f"{name}.shape[2]", x.shape[2], f"a multiple of block_size, {block_size}")
-    return q.shape[2] // block_size, k.shape[2] // block_size
+    S_q, S_kv = q.shape[2], k.shape[2]
+    if v.shape[2] != S_kv:
+        size("v.shape[2]", v.shape[2], "the slots of k", S_kv)
+    for name, slots in (("q", S_q), ("k", S_kv)):
+        if slots % block_size != 0:
+            raise ArgumentError(f"{name}.shape[2]", slots, f"a multiple of block_size, {block_size}")
+    return S_q // block_size, S_kv // block_size

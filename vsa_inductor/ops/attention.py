@@ -48,7 +48,7 @@ def _implementation(
 ) -> tuple[Tensor, Tensor]:
     check_arguments(q, k, v, kv_indices, kv_num_blocks, kv_block_sizes, block_size)
     chosen = _resolve.backend(backend, "forward", q, block_size, q.shape[1] != k.shape[1], deterministic)
-    return chosen.forward_op(
+    return chosen.forward(
         q, k, v, kv_indices, kv_num_blocks, kv_block_sizes, sm_scale, block_size, return_lse, deterministic
     )
 
@@ -156,8 +156,10 @@ def _flops(
 NativeForward = Callable[..., None]
 
 
-def define_native(backend: str, launch: NativeForward) -> torch._ops.OpOverload:
-    """Defines ``vsa::attention_<backend>`` and its ``.out`` form; ``launch`` fills preallocated outputs.
+def define_native(
+    backend: str, launch: NativeForward
+) -> tuple[torch._ops.OpOverload, Callable[..., tuple[Tensor, Tensor]]]:
+    """Defines ``vsa::attention_<backend>`` and its ``.out`` form; returns the operator and what it runs.
 
     ``launch(q, k, v, kv_indices, kv_num_blocks, kv_block_sizes, sm_scale, block_size, out, lse_log2)`` must write every
     element of both outputs; ``lse_log2`` is empty where it is not wanted.
@@ -216,4 +218,4 @@ def define_native(backend: str, launch: NativeForward) -> torch._ops.OpOverload:
     )
     LIBRARY.impl(name, into, "CompositeExplicitAutograd")
     torch.library.register_fake(f"vsa::{name}", lambda *args, **kwargs: None, lib=LIBRARY)
-    return op
+    return op, functional

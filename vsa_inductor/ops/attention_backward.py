@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ..errors import ArgumentError
-from . import _allocate, _check, _resolve
+from . import _allocate, _resolve
 from ._library import LIBRARY, define, register_autograd
 from .attention import check_arguments as check_attention_arguments
 
@@ -37,19 +37,18 @@ def _check_arguments(
 ) -> None:
     check_attention_arguments(q, k, v, kv_indices, kv_num_blocks, kv_block_sizes, block_size)
     statistics = _allocate.statistics_dtype(q.dtype)
-    for name, x, dtype, layout in (
-        ("dout", dout, q.dtype, "[B, H, S_q, D]"),
-        ("out", out, q.dtype, "[B, H, S_q, D]"),
-        ("lse_log2", lse_log2, statistics, "[B, H, S_q]"),
-        ("dlse", dlse, statistics, "[B, H, S_q]"),
+    for name, x, dtype, shape in (
+        ("dout", dout, q.dtype, q.shape),
+        ("out", out, q.dtype, q.shape),
+        ("lse_log2", lse_log2, statistics, q.shape[:3]),
+        ("dlse", dlse, statistics, q.shape[:3]),
     ):
         if x is None:
             continue
-        _check.rank(name, x, layout)
         if x.dtype != dtype:
             raise ArgumentError(name, x.dtype, str(dtype))
-        for i in range(x.dim()):
-            _check.size(f"{name}.shape[{i}]", x.shape[i], "that of q", q.shape[i])
+        if x.shape != shape:
+            raise ArgumentError(f"{name}.shape", tuple(x.shape), f"{tuple(shape)}, after q")
     if needs_dkv and (q_indices is None or q_offsets is None):
         raise ArgumentError("q_indices, q_offsets", None, "the lists of vsa::transpose_blocks, as needs_dkv is set")
 
@@ -170,8 +169,10 @@ NativeBackward = Callable[..., None]
 AllocateGradients = Callable[[Tensor, Tensor, Tensor, bool, bool], tuple[Tensor, Tensor, Tensor]]
 
 
-def define_native(backend: str, launch: NativeBackward, allocate: AllocateGradients) -> torch._ops.OpOverload:
-    """Defines ``vsa::attention_backward_<backend>`` and its ``.out`` form.
+def define_native(
+    backend: str, launch: NativeBackward, allocate: AllocateGradients
+) -> tuple[torch._ops.OpOverload, Callable[..., tuple[Tensor, Tensor, Tensor]]]:
+    """Defines ``vsa::attention_backward_<backend>`` and its ``.out`` form; returns the operator and what it runs.
 
     ``allocate(q, k, v, needs_dq, needs_dkv)`` gives dq's accumulator, dk and dv (``[0]`` where not needed), for the
     fake too. ``launch(dout, q, k, v, lse_log2, delta, kv_indices, kv_num_blocks, q_indices, q_offsets, kv_block_sizes,
@@ -225,4 +226,4 @@ def define_native(backend: str, launch: NativeBackward, allocate: AllocateGradie
     )
     LIBRARY.impl(name, into, "CompositeExplicitAutograd")
     torch.library.register_fake(f"vsa::{name}", lambda *args, **kwargs: None, lib=LIBRARY)
-    return op
+    return op, functional

@@ -1,8 +1,8 @@
 """`vsa::untile_blocks`: one row per block, given to every token of the block. The coarse branch in raster order.
 
-Compiled by its decomposition on purpose: `aten.index` is an operator that min-cut recomputes, so that the backward keeps
-the rows and not their copy for every token. The backward is a sum over each block in a fixed order, where that of an
-index would add with atomics.
+Compiled by its decomposition on purpose: `aten.index` is an operator that min-cut recomputes, so that the backward
+keeps the rows and not their copy for every token. The backward is a sum over each block in a fixed order, where that of
+an index would add with atomics.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import reference
-from . import _allocate, _check
+from . import _allocate, _check, _resolve
 from ._library import define, register_autograd
 
 
@@ -25,7 +24,9 @@ def _check_arguments(rows: Tensor, token_slot: Tensor, slot_token: Tensor, block
 
 def _implementation(rows: Tensor, token_slot: Tensor, slot_token: Tensor, block_size: int) -> Tensor:
     _check_arguments(rows, token_slot, slot_token, block_size)
-    return reference.untile_blocks(rows, token_slot, block_size).contiguous()
+    out = _allocate.untiled(rows, token_slot)
+    _resolve.layout_kernels(rows).untile_blocks(rows, token_slot, block_size, out)
+    return out
 
 
 def _fake(rows: Tensor, token_slot: Tensor, slot_token: Tensor, block_size: int) -> Tensor:
