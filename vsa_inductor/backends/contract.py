@@ -72,8 +72,8 @@ class Backend:
         name: its name in options, op names and graphs.
         identity: the name with a short hash of its sources, the value of the op's backend argument.
         refuse: (problem, "forward" | "backward") -> why it cannot run it, in a sentence, or None.
-        forward_native, backward_native: the native operators, each with the function it runs: eager calls that directly, since a
-            second trip through the dispatcher costs as much as a launch.
+        forward_native, backward_native: the native operators, each with the function it runs: eager calls that
+            directly, since a second trip through the dispatcher costs as much as a launch.
         contract: what the backward operator wants.
     """
 
