@@ -1,0 +1,50 @@
+# make demo    environment + the main job: train a video transformer on a clip, in one compiled region
+# make test    environment + format, lint, types, tests (what CI runs)
+# make venv    the environment alone
+#
+# Variables: PYTHON (3.10 or later), VIDEO (a file for the demo), DEMO_ARGS, PYTEST_ARGS, PIP_ARGS (extra options of
+# pip install, such as another index), CONSTRAINTS (empty: the newest versions instead of the ones CI runs).
+
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
+CONSTRAINTS ?= constraints-ci.txt
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) $(PIP_ARGS)
+INSTALL_INPUTS := pyproject.toml $(CONSTRAINTS)
+
+.DELETE_ON_ERROR:
+.PHONY: venv demo test clean
+
+venv: $(VENV)/.demo
+
+demo: $(VENV)/.demo
+	$(BIN)/python -m vsa_inductor demo $(if $(VIDEO),--video "$(VIDEO)") $(DEMO_ARGS)
+
+test: $(VENV)/.test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+clean:
+	rm -rf "$(VENV)"
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "no Python 3.10 or later was found; name one with make PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv "$(VENV)"
+
+# The stamps are separate so that the demo does not wait for the test tools, and a test environment serves both.
+$(VENV)/.demo: $(INSTALL_INPUTS) | $(BIN)/python
+	@echo "installing torch, diffusers and the demo's other needs into $(VENV) (a minute or more)"
+	$(PIP_INSTALL) -e '.[demo]'
+	@touch $@
+
+$(VENV)/.test: $(INSTALL_INPUTS) | $(BIN)/python
+	@echo "installing torch, diffusers and the test tools into $(VENV) (a minute or more)"
+	$(PIP_INSTALL) -e '.[test]'
+	@touch $@ "$(VENV)/.demo"
