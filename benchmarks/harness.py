@@ -1,0 +1,111 @@
+"""Timing and records of the benchmarks: one CSV row per figure, so that every number in a document can be traced."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton.testing
+
+COLUMNS = (
+    "kernel", "provider", "mode", "metric", "unit", "x_name", "x_value", "p50", "p20", "p80",
+    "config", "gpu", "torch", "commit", "time",
+)  # fmt: skip
+
+
+class Quantiles(NamedTuple):
+    """Median, 20th and 80th percentile of one measured quantity."""
+
+    p50: float
+    p20: float
+    p80: float
+
+    def rate(self, amount: float) -> Quantiles:
+        """Amount per unit of time: the fast percentile of the time is the slow one of the rate."""
+        return Quantiles(amount / self.p50, amount / self.p80, amount / self.p20)
+
+
+def measure(fn: Callable[[], Any], *, warmup_ms: int = 25, repeat_ms: int = 100) -> Quantiles:
+    """Device time of `fn` in milliseconds, L2 flushed between runs (triton.testing.do_bench)."""
+    times = triton.testing.do_bench(fn, warmup=warmup_ms, rep=repeat_ms, quantiles=[0.5, 0.2, 0.8])
+    return Quantiles(*times)
+
+
+def replay(fn: Callable[[], Any]) -> Callable[[], Any]:
+    """`fn` as a CUDA graph: short kernels are then timed without the host's launch costs."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        fn()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        fn()
+    return graph.replay
+
+
+def git_commit() -> str:
+    """Short hash of the checkout with "+" when it has changes, or "unknown" outside of one."""
+    root = Path(__file__).resolve().parent
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        status = ["git", "status", "--porcelain", "--untracked-files=no"]
+        changed = subprocess.run(status, cwd=root, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return commit + ("+" if changed.strip() else "")
+
+
+class RowWriter:
+    """Appends rows to a CSV file; machine, versions, commit and time are filled in."""
+
+    def __init__(self, path: Path, commit: str | None = None) -> None:
+        self._path = path
+        self._same = {
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+            "torch": torch.__version__,
+            "commit": commit or git_commit(),
+        }
+
+    def write(
+        self,
+        *,
+        kernel: str,
+        provider: str,
+        mode: str,
+        metric: str,
+        unit: str,
+        x_name: str,
+        x_value: float,
+        quantiles: Quantiles,
+        config: dict[str, Any],
+    ) -> None:
+        """Append one row; `mode` is forward, backward, step or inference."""
+        new = not self._path.exists()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        row = {
+            "kernel": kernel,
+            "provider": provider,
+            "mode": mode,
+            "metric": metric,
+            "unit": unit,
+            "x_name": x_name,
+            "x_value": x_value,
+            **{name: f"{value:.5g}" for name, value in quantiles._asdict().items()},
+            "config": json.dumps(config, sort_keys=True),
+            **self._same,
+            "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        }
+        with self._path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            if new:
+                writer.writeheader()
+            writer.writerow(row)
