@@ -37,8 +37,8 @@ class InductorArithmetic:
     def sub(self, x: Any, y: Any) -> Any:
         return compat.aten(_aten.sub.Tensor, x, y)
 
-    def sum_last(self, x: Any) -> Any:
-        return compat.aten(_aten.sum.dim_IntList, x, [-1])
+    def row_dot(self, x: Any, y: Any, dtype: torch.dtype) -> Any:
+        return compat.aten(_aten.sum.dim_IntList, self.mul(self.to(x, dtype), self.to(y, dtype)), [-1])
 
     def permute(self, x: Any, dims: Sequence[int]) -> Any:
         return compat.aten(_aten.permute.default, x, list(dims))

@@ -226,6 +226,14 @@ def assert_close(name: str, value: Tensor, reference: Tensor, dtype: torch.dtype
     assert float(diff.mean()) <= mean, f"{name}: mean|diff| = {float(diff.mean()):.2e} > {mean}"
 
 
+def assert_same_values(value: Tensor, other: Tensor, backend: str) -> None:
+    """Bit for bit, except where garbage makes the Triton kernels repeat a walk in other steps: then up to rounding."""
+    if (backend == "triton" and other.dtype.itemsize == 2) or (backend == "triton" and other.dim() == 3):
+        torch.testing.assert_close(value, other, atol=4e-3, rtol=1.6e-2)
+    else:
+        assert torch.equal(value, other)
+
+
 def assert_lse_close(value: Tensor, reference: Tensor, dtype: torch.dtype) -> None:
     """-inf exactly where the reference has it, elsewhere within the bar."""
     empty = reference == -math.inf

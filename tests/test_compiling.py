@@ -12,6 +12,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.utils.checkpoint import checkpoint
 
 from vsa_inductor import TileLayout, compiling, video_sparse_attention
+from vsa_inductor.lowerings import _inductor_compat as compat
 
 LAYOUT = TileLayout.from_video_shape(8, 4, 4)
 
@@ -217,3 +218,31 @@ def test_the_coarse_branch_is_not_saved_in_raster_order():
     expected = torch.autograd.grad(block(q, k, v, gate).square().sum(), (q, k, v, gate))
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(not compat.correct_fusions(), reason="this torch is not known to compile any fusion wrongly")
+def test_a_fusion_that_computes_wrong_gradients_is_off_unless_asked_for():
+    name = "triton.mix_order_reduction"
+    assert compiling._options(None, None, None)[name] is False
+    assert compiling._options("max-autotune-no-cudagraphs", None, None)[name] is False
+    assert compiling._options(None, {name: True}, None)[name] is True
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_gradients_of_a_shared_modulation_table():
+    """Two modulated norms that take their shifts and scales from one table, as every Wan block has (issue 193061)."""
+    tokens, dim = 32768, 1024
+
+    def blocks(x, table):
+        shift, scale, shift2, scale2 = table.chunk(4, dim=1)
+        for shift_, scale_ in ((shift, scale), (shift2, scale2)):
+            x = x + torch.nn.functional.layer_norm(x, (dim,)) * (1 + scale_) + shift_
+        return x
+
+    x = torch.randn(1, tokens, dim, device="cuda")
+    table = torch.randn(1, 4, dim, device="cuda", requires_grad=True)
+    dout = torch.randn_like(x)
+    expected = torch.autograd.grad(blocks(x, table), table, dout)[0]
+    got = torch.autograd.grad(compiling.compile(blocks)(x, table), table, dout)[0]
+    torch.testing.assert_close(got, expected, atol=0.3, rtol=1e-3)

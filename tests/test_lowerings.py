@@ -11,7 +11,7 @@ from torch import Tensor
 import vsa_inductor as vsa
 from vsa_inductor import reference
 from vsa_inductor.backends import capability
-from vsa_inductor.backends.contract import AccumulatorOrder, Backend, Contract
+from vsa_inductor.backends.contract import AccumulatorOrder, Backend, Contract, TorchArithmetic
 from vsa_inductor.lowerings import TIERS, _inductor_compat, install, tier_reasons, tiers, use_tier
 from vsa_inductor.ops import _allocate
 from vsa_inductor.ops import attention as attention_op
@@ -128,6 +128,7 @@ def awkward_backend():
         refuse=lambda problem, direction: None,
         forward_native=attention_op.define_native("awkward", reference.attention),
         backward_native=attention_backward_op.define_native("awkward", _launch_awkward, _allocate_awkward),
+        arithmetic=TorchArithmetic(),
         contract=Contract(reads_rows=False, dq_order=AccumulatorOrder(_FACTORS, _PERMUTATION), writes_unselected=False),
     )
     capability._ORDER.append(backend)

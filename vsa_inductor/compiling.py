@@ -77,6 +77,11 @@ def _op_name(target: Any) -> str:
     return getattr(target, "__name__", "")
 
 
+_WRONG_FUSION = (
+    "{} is on: on CUDA this torch may compute wrong gradients of a modulation table that several norms share "
+    "(pytorch issue 193061). vsa_inductor.compile switches it off."
+)
+
 # Options and `dynamic` of what `compile` returned, for `explain`: torch.compile's result does not tell.
 _settings_of: weakref.WeakKeyDictionary[Any, tuple[dict[str, Any], bool | None]] = weakref.WeakKeyDictionary()
 
@@ -84,11 +89,13 @@ _settings_of: weakref.WeakKeyDictionary[Any, tuple[dict[str, Any], bool | None]]
 def compile(model: Any = None, *, fullgraph: bool = True, **kwargs: Any) -> Any:
     """``torch.compile`` for models with video sparse attention: one graph, and nothing of ours computed twice.
 
-    Differs from ``torch.compile`` in two points. ``fullgraph`` is True unless given: a graph break is an error that
+    Differs from ``torch.compile`` in three points. ``fullgraph`` is True unless given: a graph break is an error that
     names its line. And the joint graph of every compilation is marked so that neither an activation memory budget
     (``torch._functorch.config.activation_memory_budget``) nor a checkpoint region recomputes the attention or its block
     selection in the backward; a selective-checkpoint policy that answers ``MUST_RECOMPUTE`` for them is followed. The
-    marks belong to this compilation and its cache key; nothing process-wide changes.
+    marks belong to this compilation and its cache key; nothing process-wide changes. And on torch 2.10 to 2.13 the
+    fusion ``triton.mix_order_reduction`` is off unless ``options`` says otherwise: on CUDA it computes wrong gradients
+    of a modulation table that several norms share, which every Wan block has (pytorch issue 193061).
 
     Args:
         model: a module or function; without one, a decorator is returned.
@@ -123,7 +130,7 @@ def _is_inductor(backend: Any) -> bool:
 
 
 def _options(mode: str | None, given: dict[str, Any] | None, dynamic: bool | None) -> dict[str, Any]:
-    options = {**compat.expand_mode(mode, dynamic), **(given or {})}
+    options = {**compat.correct_fusions(), **compat.expand_mode(mode, dynamic), **(given or {})}
     name = "joint_custom_pre_pass"
     before = compat.as_passes(options[name]) if name in options else compat.pass_in_force()
     # compile(compile(f)) must not stack marks, and equal passes keep Dynamo from compiling twice.
@@ -164,7 +171,10 @@ def explain(
         if backward and differentiable:
             _run_backward(differentiable)
     unread = "the function was compiled with options that cannot be read: explained with torch.compile's defaults."
-    return _report(backend, breaks, [unread] if options is None else [])
+    notes = [unread] if options is None else []
+    if any(part.direction == "backward" and "async_compile.triton" in part.code for part in backend.graphs):
+        notes += [_WRONG_FUSION.format(name) for name in compat.correct_fusions() if name not in backend.options]
+    return _report(backend, breaks, notes)
 
 
 def _unwrap(fn: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any] | None, bool | None]:

@@ -75,6 +75,7 @@ class Backend:
         forward_native, backward_native: the native operators, each with the function it runs: eager calls that
             directly, since a second trip through the dispatcher costs as much as a launch.
         contract: what the backward operator wants.
+        arithmetic: how eager does the work around it.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Backend:
     forward_native: tuple[torch._ops.OpOverload, Callable[..., tuple[Tensor, Tensor]]]
     backward_native: tuple[torch._ops.OpOverload, Callable[..., tuple[Tensor, Tensor, Tensor]]]
     contract: Contract
+    arithmetic: TorchArithmetic
 
     @property
     def forward_op(self) -> torch._ops.OpOverload:
@@ -100,7 +102,7 @@ class Backend:
 
     def run_backward(self, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
         """The backward on tensors; ``args`` as `vsa::attention_backward` without its backend."""
-        return backward_around(TorchArithmetic(), self.contract, self.backward_native[1], *args)
+        return backward_around(self.arithmetic, self.contract, self.backward_native[1], *args)
 
     def trace_backward(self, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
         """The same with the native operator as a call that a trace records."""
@@ -115,7 +117,7 @@ class Arithmetic(Protocol):
     def to(self, x: Any, dtype: torch.dtype) -> Any: ...
     def mul(self, x: Any, y: Any) -> Any: ...
     def sub(self, x: Any, y: Any) -> Any: ...
-    def sum_last(self, x: Any) -> Any: ...
+    def row_dot(self, x: Any, y: Any, dtype: torch.dtype) -> Any: ...
     def permute(self, x: Any, dims: Sequence[int]) -> Any: ...
     def view(self, x: Any, shape: Sequence[Any]) -> Any: ...
     def contiguous(self, x: Any) -> Any: ...
@@ -141,8 +143,9 @@ class TorchArithmetic:
     def sub(self, x: Tensor, y: Tensor) -> Tensor:
         return x - y
 
-    def sum_last(self, x: Tensor) -> Tensor:
-        return x.sum(-1)
+    def row_dot(self, x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """Sum of products over the last axis, computed in ``dtype``."""
+        return (x.to(dtype) * y.to(dtype)).sum(-1)
 
     def permute(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         return x.permute(*dims)
@@ -163,8 +166,7 @@ class TorchArithmetic:
 
 def delta(arithmetic: Arithmetic, dout: Any, dlse: Any, out: Any) -> Any:
     """rowsum(out * dout) - dlse / ln 2 in the statistics dtype: what the softmax backward subtracts from dP."""
-    wide = statistics_dtype(arithmetic.dtype(out))
-    rows = arithmetic.sum_last(arithmetic.mul(arithmetic.to(out, wide), arithmetic.to(dout, wide)))
+    rows = arithmetic.row_dot(out, dout, statistics_dtype(arithmetic.dtype(out)))
     # lse is base 2: d lse_log2 / d score = P / ln 2 in units of the natural score.
     return rows if dlse is None else arithmetic.sub(rows, arithmetic.mul(dlse, INV_LN2))
 

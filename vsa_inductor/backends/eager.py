@@ -10,7 +10,7 @@ from .. import reference
 from ..ops import _allocate
 from ..ops import attention as attention_op
 from ..ops import attention_backward as attention_backward_op
-from .contract import Backend, Contract, Problem
+from .contract import Backend, Contract, Problem, TorchArithmetic
 from .identity import backend_identity
 
 CONTRACT = Contract()
@@ -90,4 +90,5 @@ BACKEND = Backend(
     forward_native=attention_op.define_native("eager", reference.attention),
     backward_native=attention_backward_op.define_native("eager", _launch_backward, _allocate_gradients),
     contract=CONTRACT,
+    arithmetic=TorchArithmetic(),
 )

@@ -16,13 +16,14 @@ from .. import reference
 from ..ops import _allocate
 from ..ops import attention as attention_op
 from ..ops import attention_backward as attention_backward_op
-from .contract import Backend, Contract, Problem
+from .contract import Backend, Contract, Problem, TorchArithmetic
 from .identity import backend_identity
 
 CONTRACT = Contract(dq_final=True)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LEAST_CAPABILITY = (8, 0)
 MAX_HEAD_DIM = 256
+MAX_KV_BLOCKS = 65536
 
 
 def _refuse(problem: Problem, direction: str) -> str | None:
@@ -101,6 +102,17 @@ def _launch_backward(
     )  # fmt: skip
 
 
+class TritonArithmetic(TorchArithmetic):
+    """What torch would take several launches for."""
+
+    def row_dot(self, x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+        from ..kernels.delta import launch_delta
+
+        rows = x.new_empty(x.shape[:-1], dtype=dtype)
+        launch_delta(x.contiguous(), y, rows)
+        return rows
+
+
 class TritonLayoutKernels:
     """`LayoutKernels` by Triton, one launch per call (transpose_blocks: a few)."""
 
@@ -124,8 +136,8 @@ class TritonLayoutKernels:
     def select_blocks(self, scores: Tensor, k: int, num_forced: int, kv_indices: Tensor, kv_num_blocks: Tensor) -> None:
         from ..kernels.select_blocks import launch_select_blocks
 
-        if scores.dtype == torch.float64:
-            # The kernel ranks 32-bit keys; fp64 scores only come from tests of gradients.
+        if scores.dtype == torch.float64 or scores.shape[3] > MAX_KV_BLOCKS:
+            # The kernel ranks 32-bit keys (fp64 scores only come from tests of gradients) of rows it can hold.
             for target, value in zip(
                 (kv_indices, kv_num_blocks), reference.select_blocks(scores, k, num_forced), strict=True
             ):
@@ -150,4 +162,5 @@ BACKEND = Backend(
     forward_native=attention_op.define_native("triton", _launch_forward),
     backward_native=attention_backward_op.define_native("triton", _launch_backward, _allocate.gradients),
     contract=CONTRACT,
+    arithmetic=TritonArithmetic(),
 )
