@@ -7,7 +7,10 @@ operator, and the operator as an opaque call. `tiers()` says which one is in for
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
 
 from vsa_inductor.backends.identity import lowering_hash
 from vsa_inductor.reference import tile_by_scatter
@@ -17,7 +20,7 @@ from . import attention, attention_backward, tile, untile, untile_blocks
 
 TIERS = ("lowering", "decomposition", "opaque")
 
-_TABLE = {
+_TABLE: dict[str, tuple[torch._ops.OpOverload, Callable[..., Any] | None, Callable[..., Any]]] = {
     "tile": (tile.OP, tile.lower, tile_by_scatter),
     "untile": (untile.OP, untile.lower, untile.decompose),
     "untile_blocks": (untile_blocks.OP, None, untile_blocks.decompose),
@@ -44,10 +47,11 @@ def install(best: str = "lowering") -> None:
         with contextlib.suppress(AttributeError, ImportError):
             compat.unregister(op)
         _reasons.pop(name, None)
-        for tier, function, register in (
+        candidates: tuple[tuple[str, Callable[..., Any] | None, Callable[..., None]], ...] = (
             ("lowering", lower, compat.register),
             ("decomposition", decompose, compat.register_decomposition),
-        ):
+        )
+        for tier, function, register in candidates:
             if function is None or TIERS.index(tier) < TIERS.index(best):
                 continue
             try:

@@ -15,7 +15,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch._inductor import config as inductor_config
@@ -47,7 +47,7 @@ def expand_mode(mode: str | None, dynamic: bool | None) -> dict[str, Any]:
 def correct_fusions() -> dict[str, Any]:
     """Options that switch off what this torch is known to compile wrongly; empty where nothing is."""
     # Measured on an H200 with torch 2.11: gradients of Wan's scale_shift_table 20 to 480 times off, dense or sparse.
-    version = torch.torch_version.TorchVersion(torch.__version__)
+    version: Any = torch.torch_version.TorchVersion(torch.__version__)
     return {"triton.mix_order_reduction": False} if version >= (2, 10) and version < (2, 14) else {}
 
 
@@ -418,3 +418,181 @@ def reads_a_reduction(x: Any) -> bool:
         if isinstance(buffer.data, ir.Pointwise):
             pending += buffer.get_read_names()
     return False
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Formula part: what a value that is not a buffer yet is made of, as a plain tree, for lowerings that recognise a form.
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A node; not a tuple, because Inductor takes those apart as several results."""
+
+    parts: tuple[Any, ...]
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.parts[place]
+
+
+class Known(Protocol):
+    """What is known about the symbols of a formula."""
+
+    def holds(self, relation: Any) -> bool | None:
+        """Whether a sympy relation holds for every index, or for none; None if that depends."""
+
+    def simplified(self, index: Any) -> Any:
+        """A sympy index with what is known put in."""
+
+
+def formula(x: Any, index: Sequence[Any], known: Known) -> Formula:
+    """The formula of one element of ``x``, buffers that are pointwise work of this graph looked through.
+
+    Nodes are ``("load", buffer name, sympy index)``, ``("constant", number)``, ``("index", sympy expression)`` and
+    ``(operation, *nodes)``; conversions of dtype are left out. Where a comparison of index expressions is known, masks
+    and selections disappear.
+    """
+    from torch._inductor.virtualized import V
+
+    with _indexing(), V.set_ops_handler(_recorder(known)):
+        return _node(x.make_loader()(list(index)))
+
+
+def reduction_formula(
+    name: str, index: Sequence[Any], inner: Sequence[Any], known: Known
+) -> tuple[Sequence[Any], Formula] | None:
+    """Sizes (outer, then reduced) and summand of a sum that makes buffer ``name``; None if it is anything else."""
+    from torch._inductor.virtualized import V
+
+    data = getattr(_buffer(name), "data", None)
+    if not isinstance(data, _ir().Reduction) or data.reduction_type != "sum":
+        return None
+    if (len(data.ranges), len(data.reduction_ranges)) != (len(index), len(inner)):
+        return None
+    with _indexing(), V.set_ops_handler(_recorder(known)):
+        return [*data.ranges, *data.reduction_ranges], _node(data.inner_fn(list(index), list(inner)))
+
+
+def load_index(name: str, index: Sequence[Any]) -> Any:
+    """Where element ``index`` of buffer ``name`` stands in its memory."""
+    with _indexing():
+        return _buffer(name).make_indexer()(list(index))
+
+
+def buffer_value(name: str) -> Any:
+    """The buffer or graph input ``name`` as a value; its layout is final from here on."""
+    ir = _ir()
+    buffer = _buffer(name)
+    if isinstance(buffer, ir.TensorBox):
+        return buffer
+    if isinstance(buffer.get_output_spec(), ir.FlexibleLayout):
+        buffer.freeze_layout()
+    return ir.TensorBox(ir.StorageBox(buffer))
+
+
+def read_instead(name: str, source: Any) -> None:
+    """Makes reduction buffer ``name`` a copy of ``source``, which has its elements without the trailing axis."""
+    buffer, load = _buffer(name), source.make_loader()
+    buffer.data = _ir().Pointwise(
+        device=buffer.get_device(),
+        dtype=buffer.get_dtype(),
+        inner_fn=lambda index: load(index[:-1]),
+        ranges=list(buffer.get_size()),
+    )
+
+
+def _buffer(name: str) -> Any:
+    from torch._inductor.virtualized import V
+
+    return V.graph.try_get_buffer(name)
+
+
+@contextlib.contextmanager
+def _indexing() -> Iterator[None]:
+    """Lets buffers be addressed whose layout is not final, as Inductor does to find out what a loop reads."""
+    layout = _ir().FlexibleLayout
+    before, layout.allow_indexing = layout.allow_indexing, True
+    try:
+        yield
+    finally:
+        layout.allow_indexing = before
+
+
+def _node(value: Any) -> Formula:
+    while not isinstance(value, Formula):
+        value = value.value if hasattr(value, "value") else Formula(("constant", value))
+    return value
+
+
+_COMPARISONS = {"eq": "Eq", "ne": "Ne", "lt": "StrictLessThan", "le": "LessThan", "gt": "StrictGreaterThan"}
+_COMPARISONS["ge"] = "GreaterThan"
+
+
+def _recorder(known: Known) -> Any:
+    import sympy
+    from torch._inductor.ops_handler import DefaultHandler
+
+    def truth(node: Formula) -> bool | None:
+        return bool(node[1]) if node[0] == "constant" else None
+
+    class Recorder(DefaultHandler):
+        def _default(self, name: str, args: Any, kwargs: Any) -> Formula:
+            nodes = [_node(arg) for arg in args]
+            if name in _COMPARISONS and all(node[0] in ("index", "constant") for node in nodes):
+                held = known.holds(getattr(sympy, _COMPARISONS[name])(nodes[0][1], nodes[1][1]))
+                if held is not None:
+                    return Formula(("constant", held))
+            if name in ("and_", "logical_and") and False in map(truth, nodes):
+                return Formula(("constant", False))
+            if name in ("and_", "logical_and") and True in map(truth, nodes):
+                return nodes[0] if truth(nodes[1]) else nodes[1]
+            if name == "where" and truth(nodes[0]) is not None:
+                return nodes[1] if truth(nodes[0]) else nodes[2]
+            return Formula((name, *nodes))
+
+        def load(self, name: str, index: Any) -> Formula:
+            # Inductor wraps what must not be simplified in an Identity.
+            index = sympy.expand(index, identity=True)
+            buffer = _buffer(name)
+            ir = _ir()
+            if isinstance(buffer, ir.ComputedBuffer) and isinstance(buffer.data, ir.Pointwise):
+                place = _position_in(buffer, known.simplified(index))
+                if place is not None:
+                    return _node(buffer.data.inner_fn(place))
+            return Formula(("load", name, sympy.expand(known.simplified(index))))
+
+        def masked(self, mask: Any, body: Callable[[], Any], other: Any) -> Formula:
+            held = truth(_node(mask))
+            if held is None:
+                return Formula(("masked", _node(mask), _node(body()), Formula(("constant", other))))
+            return _node(body()) if held else Formula(("constant", other))
+
+        def constant(self, value: Any, dtype: Any) -> Formula:
+            return Formula(("constant", value))
+
+        def index_expr(self, expr: Any, dtype: Any) -> Formula:
+            expr = sympy.expand(sympy.sympify(expr), identity=True)
+            return Formula(("constant", int(expr)) if expr.is_Integer else ("index", expr))
+
+        def to_dtype(self, x: Any, *args: Any, **kwargs: Any) -> Formula:
+            return _node(x)
+
+    return Recorder()
+
+
+def _position_in(buffer: Any, index: Any) -> list[Any] | None:
+    """The indices per axis that make ``index`` in a buffer with static strides; None where they cannot be told."""
+    import sympy
+
+    sizes, strides = buffer.get_size(), buffer.get_stride()
+    if not all(getattr(stride, "is_Integer", isinstance(stride, int)) for stride in strides):
+        return None
+    rest, place = sympy.expand(index), [sympy.Integer(0)] * len(sizes)
+    for axis in sorted(range(len(sizes)), key=lambda axis: -int(strides[axis])):
+        if sizes[axis] == 1 or strides[axis] == 0:
+            continue
+        for term in sympy.Add.make_args(rest):
+            factor, symbols = term.as_coeff_Mul()
+            part = sympy.floor(factor / strides[axis]) if factor >= 0 else sympy.Integer(0)
+            place[axis] += part * symbols
+            rest -= part * strides[axis] * symbols
+    return place if rest == 0 else None

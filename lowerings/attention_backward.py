@@ -49,10 +49,13 @@ class InductorArithmetic:
     def contiguous(self, x: Any) -> Any:
         return compat.contiguous(x)
 
-    def block_is_listed(self, q_offsets: Any) -> Any:
+    def block_lengths(self, q_offsets: Any) -> Any:
         size = q_offsets.get_size()[-1]
         first = compat.aten(_aten.slice.Tensor, q_offsets, -1, 0, size - 1)
-        return compat.aten(_aten.gt.Tensor, compat.aten(_aten.slice.Tensor, q_offsets, -1, 1, size), first)
+        return compat.aten(_aten.sub.Tensor, compat.aten(_aten.slice.Tensor, q_offsets, -1, 1, size), first)
+
+    def any_of(self, x: Any) -> Any:
+        return compat.aten(_aten.gt.Scalar, compat.aten(_aten.amax.default, x, [-1]), 0)
 
     def keep_where(self, condition: Any, x: Any) -> Any:
         zero = compat.aten(_aten.full.default, [], 0, dtype=x.get_dtype(), device=x.get_device())
@@ -69,7 +72,8 @@ def lower(*args: Any) -> Any:
     def native(*arguments: Any) -> Any:
         return compat.opaque(chosen.backward_op, *arguments)
 
-    return backward_around(InductorArithmetic(), chosen.contract, native, *operands, needs_dq, needs_dkv)
+    arguments = (*operands, needs_dq, needs_dkv)
+    return backward_around(InductorArithmetic(), chosen.contract, native, *arguments)
 
 
 def decompose(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

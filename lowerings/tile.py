@@ -1,4 +1,5 @@
-"""Lowering of `vsa::tile`: a scatter behind a reduction, a gather everywhere else.
+"""Lowering of `vsa::tile`: one kernel with the norm and rotation in front, a scatter behind any other reduction, a
+gather everywhere else.
 
 Scatter, by each token's slot: it is an epilogue of the reduction over raster order (an RMSNorm) that makes the tokens,
 which a gather over tile order could not fuse with. Empty slots are zeroed before by a fill of the buffer; where no slot
@@ -14,11 +15,15 @@ from typing import Any
 import torch
 
 from . import _inductor_compat as compat
+from . import norm_rope_tile
 
 
 def lower(x: Any, token_slot: Any, slot_token: Any) -> Any:
     """``[B, S, H, D]`` -> contiguous ``[B, H, S_pad, D]``."""
     if compat.reads_a_reduction(x):
+        fused = norm_rope_tile.lower(x, slot_token)
+        if fused is not None:
+            return fused
         return scatter(x, token_slot, slot_token)
     return gather(x, slot_token)
 

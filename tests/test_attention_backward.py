@@ -277,3 +277,34 @@ def test_forward_mode_is_refused():
     problem = random_problem()
     with pytest.raises(RuntimeError, match=r"vsa::attention: got a tensor with a tangent.*allowed: reverse-mode"):
         torch.func.jvp(lambda q: attention(q, problem.k, problem.v, problem, "eager")[0], (problem.q,), (problem.q,))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("q_indices", lambda x: x.long()),
+        ("q_indices", lambda x: x[..., :1]),
+        ("q_offsets", lambda x: x.float()),
+        ("q_offsets", lambda x: x[..., :1]),
+        ("dout", lambda x: x.to("meta")),
+        ("out", lambda x: x[:, :, :64]),
+        ("lse_log2", lambda x: x.half()),
+    ],
+)
+def test_operands_that_do_not_fit_are_refused(name, change):
+    """The kernels index with these: what is too short would be read past its end."""
+    problem = random_problem()
+    out, lse = problem.forward("eager")
+    lists = torch.ops.vsa.transpose_blocks(problem.kv_indices, problem.kv_num_blocks, problem.kv_block_sizes.shape[0])
+    q, k, v = problem.operands
+    arguments = {
+        "dout": torch.randn_like(out), "dlse": None, "q": q, "k": k, "v": v, "out": out, "lse_log2": lse,
+        "kv_indices": problem.kv_indices, "kv_num_blocks": problem.kv_num_blocks, "q_indices": lists[0],
+        "q_offsets": lists[1], "kv_block_sizes": problem.kv_block_sizes, "sm_scale": 0.1, "block_size": 64,
+        "deterministic": False, "backend": "eager", "needs_dq": True, "needs_dkv": True,
+    }  # fmt: skip
+    torch.ops.vsa.attention_backward(**arguments)
+    arguments[name] = change(arguments[name])
+    with pytest.raises(vsa.ArgumentError) as caught:
+        torch.ops.vsa.attention_backward(**arguments)
+    assert caught.value.argument.startswith(name)

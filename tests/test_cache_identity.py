@@ -26,7 +26,7 @@ layout = vsa.TileLayout.from_video_shape(3, 4, 5)
 torch.manual_seed(0)
 q = torch.randn(1, layout.num_tokens, 1, 16)
 def f(q):
-    return vsa.video_sparse_attention(q, q, q, layout, sparsity=0.5)
+    return vsa.video_sparse_attention(q, q, q, layout, sparsity=0.5, gate={gate})
 out = torch.compile(f, fullgraph=True)(q)
 from torch._dynamo.utils import counters
 print(json.dumps({{
@@ -50,10 +50,10 @@ def package(tmp_path_factory) -> Path:
     return root
 
 
-def _run(package: Path, caches: Path, before: str = "", after: str = "") -> dict:
+def _run(package: Path, caches: Path, before: str = "", after: str = "", gate: str = "None") -> dict:
     environment = {**os.environ, "PYTHONPATH": str(package), "TORCHINDUCTOR_CACHE_DIR": str(caches)}
     script = package / "script.py"
-    script.write_text(_SCRIPT.format(before=before, after=after))
+    script.write_text(_SCRIPT.format(before=before, after=after, gate=gate))
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -85,6 +85,21 @@ def test_unchanged_code_hits_and_changed_lowerings_miss(package, tmp_path):
             assert third["ratio"] == pytest.approx(2, abs=1e-3)
     finally:
         lowering.write_text(source)
+
+
+def test_a_changed_decomposition_misses_too(package, tmp_path):
+    """What a decomposition traces is a reference, and no part of the graph that Inductor's key is made from."""
+    assert _run(package, tmp_path, gate="1.0")["ratio"] == pytest.approx(1, abs=1e-4)
+    reference = package / "vsa_inductor" / "reference" / "untile_blocks.py"
+    source = reference.read_text()
+    # Eager goes the same way: only a stale compiled graph differs from it.
+    reference.write_text(source.replace("token_slot // block_size)", "token_slot // block_size) * 2"))
+    try:
+        changed = _run(package, tmp_path, gate="1.0")
+        assert (changed["hits"], changed["misses"]) == (0, 1)
+        assert changed["ratio"] == pytest.approx(1, abs=1e-4)
+    finally:
+        reference.write_text(source)
 
 
 def test_import_keeps_other_tags_and_adds_ours_once():

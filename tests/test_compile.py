@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from problems import DEVICES
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -135,10 +136,11 @@ def _dense(q, k, v, lists, counts, sizes, block):
     """fp64 attention under the mask that the lists and sizes mean; out and natural lse, 0 and -inf for empty rows."""
     B, H, N_q, M = lists.shape
     N_kv = sizes.shape[0]
-    listed = torch.zeros(B, H, N_q, N_kv + 1, dtype=torch.bool)
-    valid = torch.arange(M) < counts[..., None]
+    device = lists.device
+    listed = torch.zeros(B, H, N_q, N_kv + 1, dtype=torch.bool, device=device)
+    valid = torch.arange(M, device=device) < counts[..., None]
     listed.scatter_(3, torch.where(valid, lists, N_kv).long(), True)
-    mask = listed[..., :N_kv, None] & (torch.arange(block) < sizes[:, None])
+    mask = listed[..., :N_kv, None] & (torch.arange(block, device=device) < sizes[:, None])
     mask = mask.flatten(3).repeat_interleave(block, 2)
     q, k, v = (x.double() for x in (q, k, v))
     groups = q.shape[1] // k.shape[1]
@@ -152,11 +154,10 @@ def _dense(q, k, v, lists, counts, sizes, block):
 def _problem(B, H, H_kv, N_q, N_kv, M, ragged, empty_row=False, unselected=None):
     block, D = 64, 64
     ids = torch.stack([torch.randperm(N_kv)[:M].sort().values for _ in range(B * H * N_q)]).view(B, H, N_q, M)
-    if unselected is not None:
-        ids = torch.where(ids == unselected, (unselected + 1) % N_kv, ids)
-        # A list may not name a block twice: keep the first M - 1 entries of a row that now does.
     counts = torch.randint(1, M + 1, (B, H, N_q), dtype=torch.int32)
     if unselected is not None:
+        # A list may not name a block twice: only the first entry of a row is meant where one was replaced.
+        ids = torch.where(ids == unselected, (unselected + 1) % N_kv, ids)
         counts.clamp_(max=1)
     if empty_row:
         counts[:, :, 0] = 0
@@ -166,14 +167,15 @@ def _problem(B, H, H_kv, N_q, N_kv, M, ragged, empty_row=False, unselected=None)
     return q, k, v, ids.int(), counts, sizes.int()
 
 
+# Sizes only: the tensors are drawn in the test, after its seed.
 PROBLEMS = {
-    "plain": _problem(1, 2, 2, 4, 4, 2, ragged=False),
-    "ragged": _problem(2, 2, 2, 4, 6, 3, ragged=True),
-    "cross length": _problem(1, 2, 2, 3, 8, 5, ragged=True),
-    "empty row": _problem(1, 2, 2, 4, 4, 3, ragged=False, empty_row=True),
-    "unselected kv block": _problem(1, 2, 2, 4, 5, 3, ragged=False, unselected=2),
-    "odd block counts": _problem(2, 2, 2, 7, 5, 3, ragged=True),
-    "grouped queries": _problem(2, 4, 2, 3, 4, 2, ragged=True),
+    "plain": dict(B=1, H=2, H_kv=2, N_q=4, N_kv=4, M=2, ragged=False),
+    "ragged": dict(B=2, H=2, H_kv=2, N_q=4, N_kv=6, M=3, ragged=True),
+    "cross length": dict(B=1, H=2, H_kv=2, N_q=3, N_kv=8, M=5, ragged=True),
+    "empty row": dict(B=1, H=2, H_kv=2, N_q=4, N_kv=4, M=3, ragged=False, empty_row=True),
+    "unselected kv block": dict(B=1, H=2, H_kv=2, N_q=4, N_kv=5, M=3, ragged=False, unselected=2),
+    "odd block counts": dict(B=2, H=2, H_kv=2, N_q=7, N_kv=5, M=3, ragged=True),
+    "grouped queries": dict(B=2, H=4, H_kv=2, N_q=3, N_kv=4, M=2, ragged=True),
 }
 
 
@@ -195,11 +197,12 @@ def compiled_blocks():
     return step, torch.compile(step, fullgraph=True, dynamic=True)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("form", ["sum", "cat", "lse"])
 @pytest.mark.parametrize("name", list(PROBLEMS))
-def test_compiled_block_equals_eager_and_fp64(compiled_blocks, name, form, fresh_dynamo):
+def test_compiled_block_equals_eager_and_fp64(compiled_blocks, name, form, device, fresh_dynamo):
     step, compiled = compiled_blocks
-    q, k, v, lists, counts, sizes = PROBLEMS[name]
+    q, k, v, lists, counts, sizes = (x.to(device) for x in _problem(**PROBLEMS[name]))
 
     def run(function, inputs):
         inputs = [x.clone().requires_grad_() for x in inputs]
@@ -212,7 +215,7 @@ def test_compiled_block_equals_eager_and_fp64(compiled_blocks, name, form, fresh
             return out, lse, out.sum()
         if form == "cat":
             joined = torch.cat((out, q * 1.5), dim=2)
-            return out, lse, (joined * torch.linspace(0, 1, 64)).square().sum()
+            return out, lse, (joined * torch.linspace(0, 1, 64, device=q.device)).square().sum()
         finite = torch.where(torch.isinf(lse), 0, lse)
         return out, lse, (finite * finite.sin()).sum()
 

@@ -166,6 +166,34 @@ class TestGraphs:
         assert not again
 
 
+class TestRecognisedPrologue:
+    """RMSNorm, RoPE and tile as one kernel of ours, where the formula in front of the tile is recognised."""
+
+    @pytest.fixture(params=["wan_recognised", "rotate_half_recognised", "per_head_recognised"])
+    def recognised(self, request: pytest.FixtureRequest, fake_gpu_run: Run) -> Block:
+        return parsed(fake_gpu_run, request.param)
+
+    @pytest.mark.parametrize("operand", [0, 1], ids=["q", "k"])
+    def test_tiles_come_from_the_projection_by_one_call(self, recognised: Block, operand: int) -> None:
+        forward, tiled = recognised.forward, recognised.attention.arguments[operand]
+        assert tiled is not None
+        (writer,) = forward.writers(tiled)
+        assert writer.operation.startswith("torch.ops.vsa.norm_rope_tile"), writer.operation
+        # Nothing else of the forward reads the projection: not even for the rstd that the backward keeps.
+        readers = {step.operation for name in writer.reads for step in forward.readers(name)}
+        projections = [name for name in writer.reads if any(map(is_matrix_product, forward.writers(name)))]
+        assert len(projections) == 1, writer.reads
+        assert {step.operation for step in forward.readers(projections[0])} == {writer.operation}, readers
+
+    def test_opaque_calls(self, recognised: Block) -> None:
+        expected = {"norm_rope_tile": 2, "select_blocks": 1, "attention_triton": 1}
+        assert _opaque_calls(recognised.forward) == expected
+
+    def test_every_kernel_compiles(self, recognised: Block, fake_gpu_run: Run) -> None:
+        compiled = fake_gpu_run.compiled(recognised.builder)
+        assert {record["name"] for record in compiled} == {kernel.name for kernel in recognised.code.kernels}
+
+
 def test_no_atomics(block: Block) -> None:
     """Generated code adds in a fixed order, so that what surrounds a deterministic backend is deterministic too."""
     assert not [kernel.name for kernel in block.code.kernels if "tl.atomic_" in kernel.source]

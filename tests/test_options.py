@@ -165,13 +165,14 @@ def test_the_choice_is_a_pure_function(monkeypatch):
         assert capability.select(problem, vsa.Options()) == capability.select(problem, vsa.Options())
 
 
-def test_a_missing_triton_is_a_refusal(monkeypatch):
+@pytest.mark.parametrize(("version", "found"), [(None, "not installed"), ((2, 1), "version 2.1")])
+def test_a_missing_or_old_triton_is_a_refusal(monkeypatch, version, found):
     from vsa_inductor.backends import triton
 
-    monkeypatch.setattr(triton.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(triton, "_triton_version", lambda: version)
     choice = capability.select(CUDA, vsa.Options())
     assert choice.forward == "eager"
-    assert "triton is not installed" in choice.refusals[0].sentence
+    assert found in choice.refusals[0].sentence and ">= 3.6" in choice.refusals[0].sentence
 
 
 def test_strict_names_every_refusal(fresh_warnings):

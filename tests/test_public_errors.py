@@ -69,6 +69,12 @@ VIDEO = {
         "(1, 1, 1, 1, 1)",
         "broadcastable to [B, S, H_q, D]",
     ),
+    "dtype of gate": ({"gate": torch.zeros(1, dtype=torch.bfloat16)}, "gate", "torch.bfloat16", "the dtype of q"),
+    "complex gate": ({"gate": torch.zeros(1, dtype=torch.complex64)}, "gate", "torch.complex64", "the dtype of q"),
+    "gate elsewhere": ({"gate": torch.zeros(1, device="meta")}, "gate", "device meta", "the device of q, cpu"),
+    "gate in words": ({"gate": "learned"}, "gate", "learned", "None, a number or a tensor"),
+    "no layout": ({"layout": None}, "layout", "NoneType", "a TileLayout"),
+    "sparsity in words": ({"sparsity": "0.5"}, "sparsity", "0.5", "0 <= sparsity <= 1"),
     "shape of gate": (
         {"gate": torch.zeros(S + 1, 1, 1)},
         "gate",

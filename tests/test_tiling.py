@@ -203,3 +203,13 @@ def test_builds_from_symbolic_sizes():
         expected = TileLayout.from_video_shape(*shape, prefix=(70,))
         assert all(torch.equal(a, b) for a, b in zip(built, tables(expected), strict=True))
     assert len(graphs) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [({"T": 3.5}, "T"), ({"tile": (4.0, 4, 4)}, "tile"), ({"prefix": 7}, "prefix"), ({"prefix": (-1,)}, "prefix")],
+)
+def test_what_is_not_a_whole_number_is_refused(arguments, named):
+    with pytest.raises(ArgumentError) as caught:
+        TileLayout.from_video_shape(**{"T": 3, "H": 4, "W": 5, **arguments})
+    assert caught.value.argument == named

@@ -54,17 +54,25 @@ def video_sparse_attention(
     """
     q, k, v = _autocast(q, k, v)
     _check.operands(q, k, v, "[B, S, H, D]", 2)
-    if q.device != layout.token_slot.device:
-        raise ArgumentError("layout", f"tables on {layout.token_slot.device}", f"tables on the device of q, {q.device}")
+    if not isinstance(layout, TileLayout):
+        raise ArgumentError("layout", type(layout).__name__, "a TileLayout")
+    for table in (layout.token_slot, layout.slot_token, layout.kv_block_sizes):
+        if table.device != q.device:
+            raise ArgumentError("layout", f"tables on {table.device}", f"tables on the device of q, {q.device}")
     for name, x in (("q", q), ("k", k), ("v", v)):
         _check.size(f"{name}.shape[1]", x.shape[1], "the number of tokens of the layout", layout.num_tokens)
-    if not 0 <= sparsity <= 1:
+    if not isinstance(sparsity, (int, float)) or not 0 <= sparsity <= 1:
         raise ArgumentError("sparsity", sparsity, "0 <= sparsity <= 1")
     if isinstance(gate, Tensor):
+        _check.same_device("gate", gate, "q", q)
         (gate,) = _autocast(gate)
+        if gate.dtype != q.dtype:
+            raise ArgumentError("gate", gate.dtype, f"the dtype of q, {q.dtype}")
         aligned = zip(reversed(gate.shape), reversed(q.shape), strict=False)
         if gate.dim() > 4 or any(extent != 1 and extent != whole for extent, whole in aligned):
             raise ArgumentError("gate", f"shape {tuple(gate.shape)}", "broadcastable to [B, S, H_q, D]")
+    elif gate is not None and not isinstance(gate, (int, float)):
+        raise ArgumentError("gate", repr(gate), "None, a number or a tensor")
     scale = _scale(sm_scale, q)
     block_size = _static(layout.block_size)
 
@@ -207,7 +215,8 @@ def _to_tile_order(q: Tensor, k: Tensor, v: Tensor, layout: TileLayout) -> tuple
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in the autocast dtype of their device where autocast is on, as scaled_dot_product_attention does."""
     device_type = tensors[0].device.type
-    if not torch.is_autocast_enabled(device_type):
+    # torch refuses the question for meta tensors.
+    if device_type == "meta" or not torch.is_autocast_enabled(device_type):
         return tensors
     dtype = torch.get_autocast_dtype(device_type)
     return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
@@ -215,7 +224,7 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def _scale(sm_scale: float | None, q: Tensor) -> float:
     scale = 1 / math.sqrt(_static(q.shape[3])) if sm_scale is None else sm_scale
-    if not (math.isfinite(scale) and scale > 0):
+    if not isinstance(scale, (int, float)) or not (math.isfinite(scale) and scale > 0):
         raise ArgumentError("sm_scale", scale, "a finite number > 0")
     return scale
 

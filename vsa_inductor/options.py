@@ -87,5 +87,5 @@ def _check_backend(backend: str | tuple[str, str]) -> None:
 
     allowed = (AUTO, *backend_names())
     names = (backend, backend) if isinstance(backend, str) else backend
-    if len(names) != 2 or any(name not in allowed for name in names):
+    if not isinstance(names, tuple) or len(names) != 2 or any(name not in allowed for name in names):
         raise ArgumentError("backend", repr(backend), f"one of {allowed}, or a pair (forward, backward) of them")

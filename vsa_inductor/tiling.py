@@ -107,12 +107,13 @@ class TileLayout:
             ArgumentError: a size is below its least value or the tile's volume is not supported.
         """
         for name, size in (("T", T), ("H", H), ("W", W)):
-            if size < 1:
+            if not isinstance(size, (int, torch.SymInt)) or size < 1:
                 raise ArgumentError(name, size, "an integer >= 1")
-        if len(tile) != 3 or any(extent < 1 for extent in tile) or math.prod(tile) not in BLOCK_SIZES:
+        whole = all(isinstance(extent, (int, torch.SymInt)) for extent in tile)
+        if len(tile) != 3 or not whole or any(extent < 1 for extent in tile) or math.prod(tile) not in BLOCK_SIZES:
             raise ArgumentError("tile", tuple(tile), f"three extents >= 1 with a volume in {BLOCK_SIZES}")
-        if any(length < 0 for length in prefix):
-            raise ArgumentError("prefix", tuple(prefix), "segment lengths >= 0")
+        if not isinstance(prefix, (tuple, list)) or any(length < 0 for length in prefix):
+            raise ArgumentError("prefix", prefix, "a sequence of segment lengths >= 0")
 
         tables = [_prefix_tables(length, math.prod(tile), device) for length in prefix]
         tables.append(_video_tables(T, H, W, tile, device))

@@ -42,6 +42,16 @@ def inductor_options(**options: Any) -> Callable[[Builder], Builder]:
     return attach
 
 
+def within(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Callable[[Builder], Builder]:
+    """Decorates a builder with a context in which its function is compiled."""
+
+    def attach(build: Builder) -> Builder:
+        build.context = context  # type: ignore[attr-defined]
+        return build
+
+    return attach
+
+
 def _graph_calls(graph: torch.fx.Graph) -> list[GraphCall]:
     calls = []
     for node in graph.nodes:
@@ -100,7 +110,8 @@ def generate(build: Builder, arch: int, backward: bool = True) -> GeneratedCode:
     # Fake tensors with the same id in two FakeTensorModes would mix: everything happens in this one.
     with fake_gpu(arch), FakeTensorMode(allow_non_fake_inputs=True), torch.set_grad_enabled(backward):
         function, inputs = build()
-        with _recording() as recorder, contextlib.suppress(_NotExecuted):
+        context = getattr(build, "context", contextlib.nullcontext)
+        with context(), _recording() as recorder, contextlib.suppress(_NotExecuted):
             options = getattr(build, "options", None)
             torch.compile(function, fullgraph=True, dynamic=False, options=options)(*inputs)
     missing = ({"forward", "backward"} if backward else {"forward"}) - set(recorder.source)

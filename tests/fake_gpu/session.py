@@ -25,6 +25,9 @@ BUILDERS = (
     "tests.fake_gpu.wan_block:wan_one_kernel",
     "tests.fake_gpu.wan_block:rotate_half",
     "tests.fake_gpu.wan_block:per_head_norm",
+    "tests.fake_gpu.wan_block:wan_recognised",
+    "tests.fake_gpu.wan_block:rotate_half_recognised",
+    "tests.fake_gpu.wan_block:per_head_recognised",
 )
 
 

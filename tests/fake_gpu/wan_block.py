@@ -11,7 +11,7 @@ from torch import nn
 
 import vsa_inductor as vsa
 
-from .generate import inductor_options
+from .generate import inductor_options, within
 
 HEADS, HEAD_DIM = 12, 128
 VIDEO_SHAPE = (21, 30, 52)
@@ -85,24 +85,46 @@ def _build(rope: Rope = interleaved_rope, norm: str = "all heads", backend: str 
     return SelfAttention(rope, norm, backend), (hidden, table, table.clone(), layout)
 
 
+# The loops that Inductor generates are one half of what is checked, the kernel that a recognised prologue becomes the
+# other: the names say which.
+generic = within(lambda: vsa.lowerings.norm_rope_tile.recognising(False))
+
+
+@generic
 def wan() -> Built:
     return _build()
 
 
+@generic
 def wan_eager_backward() -> Built:
     """The eager backend's contract leaves dq as an unscaled fp32 accumulator: more post-processing to fuse."""
     return _build(backend=("triton", "eager"))
 
 
+@generic
 @inductor_options(realize_reads_threshold=30, realize_opcount_threshold=200, realize_acc_reads_threshold=40)
 def wan_one_kernel() -> Built:
     """Inductor materialises what reads many tensors and has several users. With higher bounds nothing of ours is."""
     return _build()
 
 
+@generic
 def rotate_half() -> Built:
     return _build(rope=rotate_half_rope)
 
 
+@generic
 def per_head_norm() -> Built:
+    return _build(norm="per head")
+
+
+def wan_recognised() -> Built:
+    return _build()
+
+
+def rotate_half_recognised() -> Built:
+    return _build(rope=rotate_half_rope)
+
+
+def per_head_recognised() -> Built:
     return _build(norm="per head")

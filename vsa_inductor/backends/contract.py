@@ -40,14 +40,14 @@ class Contract:
         dq_final: dq comes back scaled and in the operand dtype; otherwise as an unscaled sum in the statistics dtype.
         dq_order: the order of dq's accumulator; None is token order.
         writes_unselected: dk and dv rows of kv blocks that nobody selects are exact zeros; otherwise they are garbage.
-        masks_keys: key slots past kv_block_sizes are masked inside, whatever they hold.
+
+    Every kernel masks key slots past kv_block_sizes itself, whatever they hold: that is not left to the surroundings.
     """
 
     reads_rows: bool = True
     dq_final: bool = False
     dq_order: AccumulatorOrder | None = None
     writes_unselected: bool = True
-    masks_keys: bool = True
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,8 @@ class Arithmetic(Protocol):
     def permute(self, x: Any, dims: Sequence[int]) -> Any: ...
     def view(self, x: Any, shape: Sequence[Any]) -> Any: ...
     def contiguous(self, x: Any) -> Any: ...
-    def block_is_listed(self, q_offsets: Any) -> Any: ...
+    def block_lengths(self, q_offsets: Any) -> Any: ...
+    def any_of(self, x: Any) -> Any: ...
     def keep_where(self, condition: Any, x: Any) -> Any: ...
 
 
@@ -156,9 +157,13 @@ class TorchArithmetic:
     def contiguous(self, x: Tensor) -> Tensor:
         return x.contiguous()
 
-    def block_is_listed(self, q_offsets: Tensor) -> Tensor:
-        """``[B, H, N_kv + 1]`` -> ``[B, H, N_kv]``: whether any q block of the head attends the kv block."""
-        return q_offsets[..., 1:] > q_offsets[..., :-1]
+    def block_lengths(self, q_offsets: Tensor) -> Tensor:
+        """``[B, H, N_kv + 1]`` -> ``[B, H, N_kv]``: how many q blocks of the head attend the kv block."""
+        return q_offsets[..., 1:] - q_offsets[..., :-1]
+
+    def any_of(self, x: Tensor) -> Tensor:
+        """Whether any element of the last axis is above 0."""
+        return x.amax(-1) > 0
 
     def keep_where(self, condition: Tensor, x: Tensor) -> Tensor:
         return torch.where(condition, x, 0)
@@ -229,11 +234,11 @@ def backward_around(
 
 def _zero_unselected(arithmetic: Arithmetic, q_offsets: Any, x: Any, block_size: int) -> Any:
     B, H, S, D = arithmetic.shape(x)
-    listed = arithmetic.block_is_listed(q_offsets)
-    heads, num_blocks = arithmetic.shape(listed)[1:]
-    # Grouped queries: each of the H kv heads has the lists of its group; one that lists the block is enough.
-    if heads is not H and heads != H:
-        raise NotImplementedError("a contract with writes_unselected=False needs as many query heads as kv heads")
-    listed = arithmetic.view(listed, (B, H, num_blocks, 1, 1))
+    num_blocks = S // block_size
+    # Grouped queries: a block is listed if any query head of its kv head lists it.
+    groups = arithmetic.shape(q_offsets)[1] // H
+    listed = arithmetic.view(arithmetic.block_lengths(q_offsets), (B, H, groups, num_blocks))
+    listed = arithmetic.any_of(arithmetic.permute(listed, (0, 1, 3, 2)))
     blocks = arithmetic.view(x, (B, H, num_blocks, block_size, D))
-    return arithmetic.view(arithmetic.keep_where(listed, blocks), (B, H, S, D))
+    kept = arithmetic.keep_where(arithmetic.view(listed, (B, H, num_blocks, 1, 1)), blocks)
+    return arithmetic.view(kept, (B, H, S, D))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -61,6 +62,11 @@ class EagerLayoutKernels:
     def tile(self, xs: Sequence[Tensor], slot_token: Tensor, outs: Sequence[Tensor]) -> None:
         for out, tiled in zip(outs, reference.tile_to_bhsd(xs, slot_token), strict=True):
             out.copy_(tiled)
+
+    def norm_rope_tile(self, x: Tensor, *args: Any) -> None:
+        *arguments, tiled, sums = args
+        for target, value in zip((tiled, sums), reference.norm_rope_tile(x, *arguments), strict=True):
+            target.copy_(value)
 
     def untile(self, x: Tensor, token_slot: Tensor, out: Tensor) -> None:
         out.copy_(reference.untile(x, token_slot, token_slot))

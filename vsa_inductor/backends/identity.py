@@ -15,10 +15,10 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 @functools.cache
 def lowering_hash() -> str:
-    """Eight hex digits of the sources of ops, backends and lowerings."""
+    """Eight hex digits of the sources of ops, backends, references (decompositions trace some) and lowerings."""
     # Found, not imported: lowerings import backends.
     lowerings = importlib.util.find_spec(f"{__package__.rpartition('.')[0]}.lowerings")
-    rooms = [_PACKAGE / "ops", _PACKAGE / "backends"]
+    rooms = [_PACKAGE / "ops", _PACKAGE / "backends", _PACKAGE / "reference"]
     if lowerings is not None and lowerings.origin is not None:
         rooms.append(Path(lowerings.origin).resolve().parent)
     return _hash(tuple(rooms))

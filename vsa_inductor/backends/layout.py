@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -12,6 +12,8 @@ class LayoutKernels(Protocol):
     """Each method fills every element of its preallocated, contiguous outputs."""
 
     def tile(self, xs: Sequence[Tensor], slot_token: Tensor, outs: Sequence[Tensor]) -> None: ...
+
+    def norm_rope_tile(self, x: Tensor, *args: Any) -> None: ...
 
     def untile(self, x: Tensor, token_slot: Tensor, out: Tensor) -> None: ...
 

@@ -6,8 +6,10 @@ operand dtype, because the pass has the whole sum in registers: an accumulator i
 
 from __future__ import annotations
 
-import importlib.util
+import functools
+import importlib.metadata
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,13 +24,26 @@ from .identity import backend_identity
 CONTRACT = Contract(dq_final=True)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LEAST_CAPABILITY = (8, 0)
+LEAST_TRITON = (3, 6)
 MAX_HEAD_DIM = 256
 MAX_KV_BLOCKS = 65536
 
 
+@functools.cache
+def _triton_version() -> tuple[int, int] | None:
+    """Major and minor version of the installed Triton; it is not imported for that."""
+    try:
+        major, minor = importlib.metadata.version("triton").split(".")[:2]
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return int(major), int(minor)
+
+
 def _refuse(problem: Problem, direction: str) -> str | None:
-    if importlib.util.find_spec("triton") is None:
-        return "the package triton is not installed; supported: triton >= 3.6"
+    version = _triton_version()
+    if version is None or version < LEAST_TRITON:
+        found = "not installed" if version is None else "version " + ".".join(map(str, version))
+        return f"the package triton is {found}; supported: triton >= {'.'.join(map(str, LEAST_TRITON))}"
     if problem.device_type != "cuda" or problem.capability is None:
         return f"asked for a {problem.device_type} device; supported: CUDA devices of compute capability >= 8.0"
     if problem.capability < LEAST_CAPABILITY:
@@ -123,6 +138,11 @@ class TritonLayoutKernels:
         for first in range(0, len(xs), MAX_TENSORS):
             span = slice(first, first + MAX_TENSORS)
             launch_tile_to_bhsd(xs[span], slot_token, outs[span])
+
+    def norm_rope_tile(self, x: Tensor, *args: Any) -> None:
+        from ..kernels.norm_rope_tile import launch_norm_rope_tile
+
+        launch_norm_rope_tile(x, *args)
 
     def untile(self, x: Tensor, token_slot: Tensor, out: Tensor) -> None:
         from ..kernels.untile import launch_untile

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,13 @@ def tiled(x: Tensor, slot_token: Tensor) -> Tensor:
 def untiled(x: Tensor, token_slot: Tensor) -> Tensor:
     """``[B, H, *, D]``, slots or blocks, -> contiguous ``[B, S, H, D]``."""
     return x.new_empty(x.shape[0], token_slot.shape[0], x.shape[1], x.shape[3])
+
+
+def normed_tiles(x: Tensor, slot_token: Tensor, sizes: Sequence[int], per_head: bool) -> tuple[Tensor, Tensor]:
+    """Tiles ``[B, H, S_pad, D]`` of a flat x with ``sizes`` B, S, H, D, and fp32 sums ``[B, S]`` or ``[B, S, H]``."""
+    B, S, H, D = sizes
+    sums = x.new_empty((B, S, H) if per_head else (B, S), dtype=statistics_dtype(x.dtype))
+    return x.new_empty(B, H, slot_token.shape[0], D), sums
 
 
 def block_lists(scores: Tensor, num_listed: int) -> tuple[Tensor, Tensor]:

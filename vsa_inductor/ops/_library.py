@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 NAMESPACE = "vsa"
+_KEY = "CompositeExplicitAutograd"
 
 
 class _Library(torch.library.Library):
@@ -52,31 +53,38 @@ def define(
     implementation: Callable[..., Any],
     fake: Callable[..., Any],
     tags: Sequence[torch.Tag],
-    dispatch_key: str = "CompositeExplicitAutograd",
-    no_vmap: str = "fold the mapped dimension into the batch dimension",
 ) -> torch._ops.OpOverload:
-    """Defines one operator and returns its default overload.
+    """Defines one operator and returns its default overload. ``torch.func.vmap`` over it is refused.
 
     Args:
         schema: the schema without the namespace.
         implementation: runs on real tensors of any device.
         fake: returns outputs with exactly the sizes and strides of ``implementation``.
         tags: besides ``pt2_compliant_tag``, which every operator has.
-        no_vmap: what to do instead of ``torch.func.vmap``, which every operator refuses.
     """
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
-    LIBRARY.impl(name, implementation, dispatch_key)
+    LIBRARY.impl(name, implementation, _KEY)
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
-    packet, _, overload = name.partition(".")
 
     def refuse_vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        raise RuntimeError(f"vsa::{name} does not support torch.func.vmap: {no_vmap}")
+        raise RuntimeError(
+            f"vsa::{name} does not support torch.func.vmap: fold the mapped dimension into the batch dimension"
+        )
 
-    op = getattr(getattr(torch.ops.vsa, packet), overload or "default")
-    if not overload:
-        torch.library.register_vmap(f"{NAMESPACE}::{name}", refuse_vmap, lib=LIBRARY)
-    return op
+    torch.library.register_vmap(f"{NAMESPACE}::{name}", refuse_vmap, lib=LIBRARY)
+    return getattr(torch.ops.vsa, name).default
+
+
+def define_out(schema: str, implementation: Callable[..., None]) -> None:
+    """Defines the ``.out`` form of an operator: it fills the outputs it is given and returns nothing.
+
+    Without ``Tag.out`` (2.13 and later), for which Inductor would plan the buffers itself, also the empty ones.
+    """
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(name, implementation, _KEY)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", lambda *args, **kwargs: None, lib=LIBRARY)
 
 
 def register_autograd(name: str, backward: Callable[..., Any], setup_context: Callable[..., None]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import _allocate, _check, _resolve
-from ._library import LIBRARY, define, register_autograd
+from ._library import define, define_out, register_autograd
 
 
 def check_arguments(
@@ -53,20 +53,8 @@ def _implementation(
     )
 
 
-def _fake(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    kv_indices: Tensor,
-    kv_num_blocks: Tensor,
-    kv_block_sizes: Tensor,
-    sm_scale: float,
-    block_size: int,
-    return_lse: bool,
-    deterministic: bool,
-    backend: str,
-    backward_backend: str,
-) -> tuple[Tensor, Tensor]:
+def _fake(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    kv_indices, kv_num_blocks, kv_block_sizes, _, block_size, return_lse = args[:6]
     check_arguments(q, k, v, kv_indices, kv_num_blocks, kv_block_sizes, block_size)
     return _allocate.attention_outputs(q, return_lse)
 
@@ -211,11 +199,5 @@ def define_native(
         fake=fake,
         tags=(torch.Tag.needs_exact_strides,),
     )
-    # Without Tag.out (2.13 and later): Inductor would then plan the buffers itself, also the empty lse.
-    name = f"attention_{backend}.out"
-    LIBRARY.define(
-        f"{name}({arguments}, *, Tensor(a!) out, Tensor(b!) lse_log2) -> ()", tags=(torch.Tag.pt2_compliant_tag,)
-    )
-    LIBRARY.impl(name, into, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"vsa::{name}", lambda *args, **kwargs: None, lib=LIBRARY)
+    define_out(f"attention_{backend}.out({arguments}, *, Tensor(a!) out, Tensor(b!) lse_log2) -> ()", into)
     return op, functional

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ..errors import ArgumentError
-from . import _allocate, _resolve
-from ._library import LIBRARY, define, register_autograd
+from . import _allocate, _check, _resolve
+from ._library import define, define_out, register_autograd
 from .attention import check_arguments as check_attention_arguments
 
 
@@ -47,10 +47,24 @@ def _check_arguments(
             continue
         if x.dtype != dtype:
             raise ArgumentError(name, x.dtype, str(dtype))
+        if x.device != q.device:
+            _check.same_device(name, x, "q", q)
         if x.shape != shape:
             raise ArgumentError(f"{name}.shape", tuple(x.shape), f"{tuple(shape)}, after q")
     if needs_dkv and (q_indices is None or q_offsets is None):
         raise ArgumentError("q_indices, q_offsets", None, "the lists of vsa::transpose_blocks, as needs_dkv is set")
+    B, H, N_q, M = kv_indices.shape
+    for name, lists, length in (
+        ("q_indices", q_indices, N_q * M),
+        ("q_offsets", q_offsets, kv_block_sizes.shape[0] + 1),
+    ):
+        if lists is None:
+            continue
+        _check.int32(name, lists)
+        _check.same_device(name, lists, "q", q)
+        if lists.shape != (B, H, length):
+            allowed = f"{(B, H, length)}, as vsa::transpose_blocks gives it"
+            raise ArgumentError(f"{name}.shape", tuple(lists.shape), allowed)
 
 
 def _implementation(
@@ -85,29 +99,11 @@ def _implementation(
 
 
 def _fake(
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse_log2: Tensor,
-    kv_indices: Tensor,
-    kv_num_blocks: Tensor,
-    q_indices: Tensor | None,
-    q_offsets: Tensor | None,
-    kv_block_sizes: Tensor,
-    sm_scale: float,
-    block_size: int,
-    deterministic: bool,
-    backend: str,
-    needs_dq: bool,
-    needs_dkv: bool,
+    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *args: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _check_arguments(
-        dout, dlse, q, k, v, out, lse_log2, kv_indices, kv_num_blocks, q_indices, q_offsets, kv_block_sizes, block_size,
-        needs_dkv,
-    )  # fmt: skip
+    *tensors, _, block_size, _, _, needs_dq, needs_dkv = args
+    checked: tuple[Any, ...] = (dout, dlse, q, k, v, *tensors, block_size, needs_dkv)
+    _check_arguments(*checked)
     return _allocate.gradients(q, k, v, needs_dq, needs_dkv)
 
 
@@ -219,11 +215,6 @@ def define_native(
         fake=fake,
         tags=(torch.Tag.needs_exact_strides,),
     )
-    name = f"attention_backward_{backend}.out"
-    LIBRARY.define(
-        f"{name}({arguments}, *, Tensor(a!) dq_accum, Tensor(b!) dk, Tensor(c!) dv) -> ()",
-        tags=(torch.Tag.pt2_compliant_tag,),
-    )
-    LIBRARY.impl(name, into, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"vsa::{name}", lambda *args, **kwargs: None, lib=LIBRARY)
+    outputs = "Tensor(a!) dq_accum, Tensor(b!) dk, Tensor(c!) dv"
+    define_out(f"attention_backward_{backend}.out({arguments}, *, {outputs}) -> ()", into)
     return op, functional

@@ -2,6 +2,7 @@
 
 from .attention import attention
 from .attention_backward import attention_backward
+from .norm_rope_tile import norm_rope_tile
 from .select_blocks import select_blocks
 from .tile import tile, tile_by_scatter
 from .tile_to_bhsd import tile_to_bhsd
@@ -12,6 +13,7 @@ from .untile_blocks import untile_blocks
 __all__ = [
     "attention",
     "attention_backward",
+    "norm_rope_tile",
     "select_blocks",
     "tile",
     "tile_by_scatter",

@@ -1,0 +1,189 @@
+"""RMSNorm, rotary embedding and tile order in one kernel: the operator, and which formulas are recognised."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from problems import DEVICES
+from torch import Tensor
+
+import vsa_inductor as vsa
+from vsa_inductor.lowerings import norm_rope_tile
+
+HEADS, DIM = 3, 64
+SHAPE = (5, 6, 7)
+EPS = 1e-6
+
+
+def strided_writes(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    x1, x2 = x.unflatten(-1, (-1, 2)).unbind(-1)
+    out = torch.empty_like(x)
+    out[..., 0::2] = x1 * cos[..., 0::2] - x2 * sin[..., 1::2]
+    out[..., 1::2] = x1 * sin[..., 1::2] + x2 * cos[..., 0::2]
+    return out
+
+
+def swapped_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return x * cos + x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) * sin
+
+
+def rotated_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    x1, x2 = x.chunk(2, -1)
+    return x * cos + torch.cat((-x2, x1), -1) * sin
+
+
+def unrotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return x
+
+
+def rotated_and_shifted(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return strided_writes(x, cos, sin) + 1
+
+
+def rotated_by_itself(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return x * cos * x
+
+
+def prologue(form, per_head: bool, weighted: bool):
+    def run(qkv: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, layout: vsa.TileLayout) -> Tensor:
+        x = qkv.chunk(3, -1)[1]
+        width = DIM if per_head else HEADS * DIM
+        x = x.unflatten(2, (HEADS, DIM)) if per_head else x
+        x = torch.nn.functional.rms_norm(x, (width,), weight[:width] if weighted else None, EPS)
+        x = x if per_head else x.unflatten(2, (HEADS, DIM))
+        rotated = form(x, cos, sin).type_as(qkv)
+        return torch.ops.vsa.tile(rotated, layout.token_slot, layout.slot_token)
+
+    return run
+
+
+def inputs(device: str, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    layout = vsa.TileLayout.from_video_shape(*SHAPE, device=device)
+    tokens = layout.num_tokens
+    qkv = torch.randn(2, tokens, 3 * HEADS * DIM, device=device, dtype=dtype, requires_grad=True)
+    weight = torch.randn(HEADS * DIM, device=device, dtype=dtype, requires_grad=True)
+    cos, sin = (torch.randn(1, tokens, 1, DIM, device=device) for _ in range(2))
+    return qkv, weight, cos, sin, layout
+
+
+@pytest.fixture
+def matches(monkeypatch, device):
+    """What the lowering recognised, in order. On the CPU the reference stands for the kernel."""
+    torch._dynamo.reset()
+    found = []
+    recognise = norm_rope_tile.recognise
+
+    def record(x, D):
+        found.append(recognise(x, D))
+        return found[-1]
+
+    monkeypatch.setattr(norm_rope_tile, "recognise", record)
+    if device == "cpu":
+        monkeypatch.setattr(norm_rope_tile, "_has_kernel", lambda x, D: True)
+    with torch._inductor.config.patch(force_disable_caches=True):
+        yield found
+
+
+def compare(function, arguments, dtype) -> None:
+    """Compiled equals eager, the tiles and the gradients of what made them."""
+    tiles, expected = (f(*arguments) for f in (torch.compile(function, fullgraph=True), function))
+    assert tiles.stride() == expected.stride()
+    exact = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 3e-2, "rtol": 3e-2}
+    torch.testing.assert_close(tiles, expected, **exact)
+    empty = arguments[4].slot_token < 0
+    assert empty.any() and not tiles[:, :, empty].any()
+    dtiles = torch.randn_like(tiles)
+    got, right = (torch.autograd.grad(out, arguments[:2], dtiles, allow_unused=True) for out in (tiles, expected))
+    for a, b in zip(got, right, strict=True):
+        if b is None:
+            assert a is None
+            continue
+        limit = 2e-2 if dtype != torch.float32 else 1e-5
+        assert float((a - b).norm() / b.norm()) < limit
+
+
+FORMS = [strided_writes, swapped_pairs, unrotated]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("weighted", [True, False], ids=["weight", "no weight"])
+@pytest.mark.parametrize("per_head", [False, True], ids=["all heads", "per head"])
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_recognised_forms(form, per_head, weighted, device, matches):
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    compare(prologue(form, per_head, weighted), inputs(device, dtype), dtype)
+    (match,) = matches
+    assert match is not None and match.norm.per_head == per_head and (match.weight is not None) == weighted
+    assert match.rotation == ("none" if form is unrotated else "interleaved")
+    assert match.norm.eps == pytest.approx(EPS) and match.norm.divisor == (DIM if per_head else HEADS * DIM)
+
+
+@pytest.mark.parametrize("device", [device for device in DEVICES if device != "cpu"])
+@pytest.mark.parametrize("per_head", [False, True], ids=["all heads", "per head"])
+def test_rotated_halves_are_recognised_where_cat_is_generated_code(per_head, device, matches):
+    compare(prologue(rotated_halves, per_head, True), inputs(device, torch.bfloat16), torch.bfloat16)
+    assert [match.rotation for match in matches] == ["half"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("form", [rotated_and_shifted, rotated_by_itself], ids=lambda form: form.__name__)
+def test_other_forms_take_the_generic_path(form, device, matches):
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    compare(prologue(form, False, True), inputs(device, dtype), dtype)
+    assert matches == [None]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_recognition_can_be_switched_off(device, matches):
+    with norm_rope_tile.recognising(False):
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        compare(prologue(strided_writes, False, True), inputs(device, dtype), dtype)
+    assert matches == []
+
+
+@pytest.mark.parametrize("rotation", ["interleaved", "half", "none"])
+@pytest.mark.parametrize("per_head", [False, True], ids=["all heads", "per head"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_operator_equals_plain_torch(rotation, per_head, device):
+    dtype = torch.float32 if device == "cpu" else torch.float16
+    layout = vsa.TileLayout.from_video_shape(3, 5, 3, device=device)
+    B, S, H, D = 2, layout.num_tokens, HEADS, DIM
+    qkv = torch.randn(B, S, 3, H, D, device=device, dtype=dtype)
+    weight = torch.randn(D if per_head else H * D, device=device, dtype=dtype)
+    cos, sin = (torch.randn(S, D // 2, device=device) for _ in range(2))
+    rotated = rotation != "none"
+    table_index, signs = ([0, D // 2, 0, 1, 0] * 4, [1.0, -1.0, 1.0, 1.0]) if rotated else ([], [])
+    tiled, sums = torch.ops.vsa.norm_rope_tile(
+        qkv, weight, [cos, sin, sin, cos] if rotated else [], layout.slot_token, [S * 3 * H * D, 3 * H * D, D, H * D],
+        [0 if per_head else D, 0], table_index, signs, [B, S, H, D], rotation, per_head,
+        float(D if per_head else H * D), EPS,
+    )  # fmt: skip
+    x = qkv[:, :, 1].float()
+    axes = (3,) if per_head else (2, 3)
+    normed = x * torch.rsqrt(x.square().mean(axes, keepdim=True) + EPS) * weight.float().view(-1, D)
+    if rotated:
+        axis, pair = (-1, (-1, 2)) if rotation == "interleaved" else (-2, (2, -1))
+        a, b = normed.unflatten(-1, pair).unbind(axis)
+        c, s = cos[:, None], sin[:, None]
+        normed = torch.stack((a * c - b * s, a * s + b * c), axis).flatten(-2)
+    expected = torch.zeros(B, H, layout.num_slots, D, device=device)
+    expected[:, :, layout.token_slot.long()] = normed.transpose(1, 2)
+    limit = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(tiled.float(), expected, atol=limit, rtol=limit)
+    torch.testing.assert_close(sums, x.square().sum(axes), atol=1e-3, rtol=1e-4)
+    arguments = (
+        qkv,
+        weight,
+        [],
+        layout.slot_token,
+        [1, 1, 1, 0],
+        [0, 0],
+        [],
+        [],
+        [B, S, H, D],
+        "none",
+        False,
+        1.0,
+        EPS,
+    )
+    torch.library.opcheck(torch.ops.vsa.norm_rope_tile.default, arguments, test_utils="test_faketensor")
