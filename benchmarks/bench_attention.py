@@ -23,6 +23,7 @@ from benchmarks.harness import Quantiles, RowWriter, measure, replay
 from benchmarks.shapes import PEER_OVER_DENSE, PEER_TFLOPS, QUICK_TOKENS, TOKENS, AttentionShape
 from vsa_inductor.kernels.attention import launch_attention
 from vsa_inductor.kernels.attention_backward import launch_attention_backward
+from vsa_inductor.kernels.delta import launch_delta
 from vsa_inductor.kernels.transpose_blocks import launch_transpose_blocks
 
 MODES = ("forward", "backward")
@@ -34,7 +35,9 @@ FLEX_FORWARD: dict[str, Any] = {"BLOCK_M": 64, "BLOCK_N": 64, "fwd_num_warps": 4
 
 @torch.compile(dynamic=False)
 def _delta(out: torch.Tensor, dout: torch.Tensor) -> torch.Tensor:
-    return (out.float() * dout.float()).sum(-1)
+    delta = out.new_empty(out.shape[:3], dtype=torch.float32)
+    launch_delta(out, dout, delta)
+    return delta
 
 
 def _transposed(shape: AttentionShape, lists: Lists) -> tuple[torch.Tensor, torch.Tensor]:

@@ -156,12 +156,14 @@ def _match(x: Any, D: int, rotation: str, places: tuple[Any, Any]) -> Match:
     known = _PairRange(D)
     outputs = [_products(compat.formula(x, (_B, _S, _H, place), known)) for place in places]
     norm = _norm(x, outputs[0][0], D, known)
-    # Pairs are read as 32-bit words.
+    # Pairs are read as 32-bit words, of x and of a weight as narrow.
     if any(not (value.is_Integer and int(value) % 2 == 0) for value in _strides(norm.base, (_B, _S, _H))):
         raise _OtherForm
     elements = [compat.Formula(("load", norm.x, sympy.expand(norm.base + place))) for place in places]
     rows = [_row(products, elements) for products in outputs]
     weight, weight_index = _take_weight(rows, places)
+    if any(not (value.is_Integer and int(value) % 2 == 0) for value in map(sympy.sympify, weight_index)):
+        raise _OtherForm
     tables: list[compat.Formula] = []
     signs: list[float] = []
     if [set(row) for row in rows] == [{0}, {1}]:

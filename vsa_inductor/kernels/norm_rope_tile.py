@@ -88,6 +88,7 @@ def _norm_rope_tile_kernel(
     PADDED_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
+    WEIGHT_WORDS: tl.constexpr,
     ROTATION: tl.constexpr,
     PER_HEAD: tl.constexpr,
     TABLES_PER_HEAD: tl.constexpr,
@@ -103,25 +104,23 @@ def _norm_rope_tile_kernel(
     dtype = x_ptr.dtype.element_ty
     D: tl.constexpr = 2 * HALF
     WORDS: tl.constexpr = ROTATION != 2
-    # In elements; a head is a run of D.
-    out_row = (batch * HEADS + head) * num_slots + slot
+    # Scalars are 64 bits wide, what is left of an address inside the tile 32: except a head of the output.
+    out_row = (batch * HEADS * num_slots + slot) * D
+    out_head = head.to(tl.int64) * num_slots * D
+    out_words = tiled_ptr.to(tl.pointer_type(tl.uint32)) + out_row // 2 + (head.to(tl.int64) * num_slots * HALF + pair)
     if token < 0:
-        words = tiled_ptr.to(tl.pointer_type(tl.uint32)) + out_row * HALF + pair
-        tl.store(words, tl.zeros([PADDED_HEADS, HALF], tl.uint32), mask=mask)
+        tl.store(out_words, tl.zeros([PADDED_HEADS, HALF], tl.uint32), mask=mask)
     else:
+        # In words or in elements, as the launcher gave the strides.
         row = x_offset + batch * x_b + token * x_s
+        inner = head * x_h + pair
         if WORDS:
-            words = x_ptr.to(tl.pointer_type(tl.uint32)) + row // 2 + head * (x_h // 2) + pair
-            word = tl.load(words, mask=mask, other=0)
+            word = tl.load(x_ptr.to(tl.pointer_type(tl.uint32)) + row + inner, mask=mask, other=0)
             first = _low(word, dtype)
             second = _high(word, dtype)
-            e0 = 2 * pair
-            e1 = 2 * pair + 1
         else:
-            first = tl.load(x_ptr + row + head * x_h + pair, mask=mask, other=0.0).to(tl.float32)
-            second = tl.load(x_ptr + row + head * x_h + HALF + pair, mask=mask, other=0.0).to(tl.float32)
-            e0 = pair
-            e1 = pair + HALF
+            first = tl.load(x_ptr + row + inner, mask=mask, other=0.0).to(tl.float32)
+            second = tl.load(x_ptr + row + HALF + inner, mask=mask, other=0.0).to(tl.float32)
         squares = tl.sum(first * first + second * second, 1)
         if PER_HEAD:
             sums_row = sums_ptr + (batch * num_tokens + token) * HEADS
@@ -135,9 +134,19 @@ def _norm_rope_tile_kernel(
         a = first * rstd
         b = second * rstd
         if HAS_WEIGHT:
-            weights = weight_ptr + w_offset + head * w_h
-            a = a * tl.load(weights + e0, mask=mask, other=0.0).to(tl.float32)
-            b = b * tl.load(weights + e1, mask=mask, other=0.0).to(tl.float32)
+            w_inner = head * w_h + pair
+            w_dtype = weight_ptr.dtype.element_ty
+            if WEIGHT_WORDS:
+                word = tl.load(weight_ptr.to(tl.pointer_type(tl.uint32)) + w_offset + w_inner, mask=mask, other=0)
+                a = a * _low(word, w_dtype)
+                b = b * _high(word, w_dtype)
+            elif WORDS:
+                weights = weight_ptr + w_offset + head * w_h + 2 * pair
+                a = a * tl.load(weights, mask=mask, other=0.0).to(tl.float32)
+                b = b * tl.load(weights + 1, mask=mask, other=0.0).to(tl.float32)
+            else:
+                a = a * tl.load(weight_ptr + w_offset + w_inner, mask=mask, other=0.0).to(tl.float32)
+                b = b * tl.load(weight_ptr + w_offset + HALF + w_inner, mask=mask, other=0.0).to(tl.float32)
         if ROTATION != 0:
             c0 = _table(table0_ptr, batch, token, head, pair, b0, s0, h0, i0, offset0, mask, TABLES_PER_HEAD)
             c1 = _table(table1_ptr, batch, token, head, pair, b1, s1, h1, i1, offset1, mask, TABLES_PER_HEAD)
@@ -155,11 +164,10 @@ def _norm_rope_tile_kernel(
         if WORDS:
             low = first.to(dtype).to(tl.uint16, bitcast=True).to(tl.uint32)
             high = second.to(dtype).to(tl.uint16, bitcast=True).to(tl.uint32)
-            words = tiled_ptr.to(tl.pointer_type(tl.uint32)) + out_row * HALF + pair
-            tl.store(words, low | (high << 16), mask=mask)
+            tl.store(out_words, low | (high << 16), mask=mask)
         else:
-            tl.store(tiled_ptr + out_row * D + pair, first.to(dtype), mask=mask)
-            tl.store(tiled_ptr + out_row * D + HALF + pair, second.to(dtype), mask=mask)
+            tl.store(tiled_ptr + out_row + (out_head + pair), first.to(dtype), mask=mask)
+            tl.store(tiled_ptr + out_row + HALF + (out_head + pair), second.to(dtype), mask=mask)
 
 
 def launch_norm_rope_tile(
@@ -197,6 +205,11 @@ def launch_norm_rope_tile(
         for i, j in ((0, 3), (1, 2))
     )
     padded_heads = triton.next_power_of_2(heads)
+    # Divided here and not in the kernel, where a quotient would no longer be known to be a multiple of 16 bytes.
+    words = rotation != "half"
+    weight_words = words and weight is not None and weight.element_size() == 2
+    x_index = [value // 2 for value in x_index] if words else x_index
+    weight_index = [value // 2 for value in weight_index] if weight_words else weight_index
     with on_device_of(x):
         _norm_rope_tile_kernel[(batch * num_slots,)](
             x,
@@ -218,6 +231,7 @@ def launch_norm_rope_tile(
             PADDED_HEADS=padded_heads,
             HALF=head_dim // 2,
             HAS_WEIGHT=weight is not None,
+            WEIGHT_WORDS=weight_words,
             ROTATION=_ROTATIONS[rotation],
             PER_HEAD=per_head,
             TABLES_PER_HEAD=any(index[5 * i + 2] != 0 for i in range(4)),

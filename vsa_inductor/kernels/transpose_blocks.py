@@ -9,6 +9,8 @@
     expand  bits to ascending ids, one program per kv block, which sums up the counts before its own: one launch less
             than with a scan, and the re-read counts stay in cache
 The mask costs N_q * N_kv / 8 bytes per head: 8 MB at N = 8192.
+    scan    up to _SCANNED entries per head: one program per kv block reads all lists of the head, and is the only
+            launch: at 4096 and 8192 tokens the launches are what the transposition costs
 """
 
 from __future__ import annotations
@@ -18,6 +20,50 @@ import triton
 import triton.language as tl
 
 from vsa_inductor.kernels.configs import on_device_of
+
+_SCANNED = 4096
+
+
+@triton.jit
+def _scan_kernel(
+    indices_ptr,
+    counts_ptr,
+    q_indices_ptr,
+    q_offsets_ptr,
+    heads,
+    num_q,
+    num_kv,
+    width,
+    stride_ib,
+    stride_ih,
+    stride_in,
+    stride_im,
+    stride_cb,
+    stride_ch,
+    stride_cn,
+    ENTRIES: tl.constexpr,
+):
+    # The program after the last kv block writes the end of the last run and what stands past it.
+    head_index = tl.program_id(0) // (num_kv + 1)
+    kv_block = tl.program_id(0) % (num_kv + 1)
+    batch = (head_index // heads).to(tl.int64)
+    head = (head_index % heads).to(tl.int64)
+    entries = tl.arange(0, ENTRIES)
+    q_block = entries // width
+    place = entries % width
+    inside = q_block < num_q
+    counts = counts_ptr + batch * stride_cb + head * stride_ch + q_block.to(tl.int64) * stride_cn
+    listed = inside & (place < tl.load(counts, mask=inside, other=0))
+    ids = indices_ptr + batch * stride_ib + head * stride_ih + q_block.to(tl.int64) * stride_in + place * stride_im
+    kv = tl.load(ids, mask=listed, other=num_kv)
+    before = tl.sum((listed & (kv < kv_block)).to(tl.int32), 0)
+    tl.store(q_offsets_ptr + head_index.to(tl.int64) * (num_kv + 1) + kv_block, before)
+    row = q_indices_ptr + head_index.to(tl.int64) * num_q * width
+    if kv_block < num_kv:
+        mine = listed & (kv == kv_block)
+        tl.store(row + before + tl.cumsum(mine.to(tl.int32), 0) - 1, q_block, mask=mine)
+    else:
+        tl.store(row + entries, -1, mask=inside & (entries >= before))
 
 
 @triton.jit
@@ -136,6 +182,23 @@ def launch_transpose_blocks(
     if num_q == 0 or num_kv_blocks == 0 or width == 0:
         q_indices.fill_(-1)
         q_offsets.zero_()
+        return
+    if num_q * width <= _SCANNED:
+        with on_device_of(kv_indices):
+            _scan_kernel[(batch * heads * (num_kv_blocks + 1),)](
+                kv_indices,
+                kv_num_blocks,
+                q_indices,
+                q_offsets,
+                heads,
+                num_q,
+                num_kv_blocks,
+                width,
+                *kv_indices.stride(),
+                *kv_num_blocks.stride(),
+                ENTRIES=triton.next_power_of_2(num_q * width),
+                num_warps=4,
+            )
         return
     words = (num_q + 31) // 32
     rows = batch * heads * num_kv_blocks
