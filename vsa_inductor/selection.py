@@ -76,8 +76,8 @@ def tile_means(x: Tensor, kv_block_sizes: Tensor, block_size: int) -> Tensor:
     Empty slots are zero in tile order, so the sum over all slots is the sum over the tokens.
     """
     accumulate = torch.promote_types(x.dtype, torch.float32)
-    # In two steps: the loop that Inductor generates for one long sum over rows reads few bytes of each at a time.
-    sums = x.unflatten(2, (-1, block_size // 8, 8)).sum(4, dtype=accumulate).sum(3)
+    # One sum: split in two steps, its generated code was slower still on an H200 (benchmarks/data, commit 8be66a5).
+    sums = x.unflatten(2, (-1, block_size)).sum(3, dtype=accumulate)
     return sums / kv_block_sizes.clamp(min=1)[:, None]
 
 
