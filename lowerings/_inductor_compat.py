@@ -19,22 +19,8 @@ from typing import Any, Protocol
 
 import torch
 from torch._inductor import config as inductor_config
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
-
-__all__ = [
-    "CaptureBackend",
-    "CapturedGraph",
-    "CapturedNode",
-    "CustomGraphPass",
-    "as_passes",
-    "expand_mode",
-    "fresh_compiles",
-    "get_hash_for_files",
-    "graph_breaks",
-    "isolated_compile",
-    "options_of",
-    "pass_in_force",
-]
+from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass
+from torch._inductor.custom_graph_pass import get_hash_for_files as get_hash_for_files
 
 
 def expand_mode(mode: str | None, dynamic: bool | None) -> dict[str, Any]:
@@ -44,11 +30,17 @@ def expand_mode(mode: str | None, dynamic: bool | None) -> dict[str, Any]:
     return dict(list_mode_options(mode, dynamic)) if mode not in (None, "default") else {}
 
 
-def correct_fusions() -> dict[str, Any]:
-    """Options that switch off what this torch is known to compile wrongly; empty where nothing is."""
-    # Measured on an H200 with torch 2.11: gradients of Wan's scale_shift_table 20 to 480 times off, dense or sparse.
+def correct_fusions() -> dict[str, tuple[Any, str]]:
+    """Options that switch off what this torch is known to compile wrongly: name -> (value, what goes wrong)."""
     version: Any = torch.torch_version.TorchVersion(torch.__version__)
-    return {"triton.mix_order_reduction": False} if version >= (2, 10) and version < (2, 14) else {}
+    # Seen with torch 2.13 in a Wan block with a learned gate: an outer loop is vectorised over tokens that share one
+    # local buffer. No version is known to be free of it; the option only touches code for the CPU.
+    found = {"cpp.max_horizontal_fusion_size": (1, "on the CPU gradients through four projections of one norm")}
+    if version >= (2, 10) and version < (2, 14):
+        # Seen on an H200 with torch 2.11: gradients of Wan's scale_shift_table 20 to 480 times off, dense or sparse.
+        reason = "on CUDA gradients of a modulation table that several norms share (pytorch issue 193061)"
+        found["triton.mix_order_reduction"] = (False, reason)
+    return found
 
 
 def pass_in_force() -> tuple[Any, ...]:
@@ -68,7 +60,10 @@ def options_of(compiled: Any) -> dict[str, Any] | None:
 
     None when it does not tell, which is so after ``fullgraph=True``.
     """
-    config = compiled.get_compiler_config()
+    try:
+        config = compiled.get_compiler_config()
+    except AttributeError:  # torch.compiler.disable wraps what was never compiled
+        return {}
     if not config:
         return None
     ambient = inductor_config.get_config_copy()

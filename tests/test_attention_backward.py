@@ -308,3 +308,23 @@ def test_operands_that_do_not_fit_are_refused(name, change):
     with pytest.raises(vsa.ArgumentError) as caught:
         torch.ops.vsa.attention_backward(**arguments)
     assert caught.value.argument.startswith(name)
+
+
+@pytest.mark.parametrize("device, backend", BACKENDS)
+def test_a_gradient_that_is_nan_stays_in_its_row(device, backend):
+    """Nobody lists block 0, and row 2 lists nothing: what comes into rows 0 and 2 must not reach either."""
+    problem = random_problem(device=device, num_q=3, num_kv=3, width=2, dtype=torch.float32)
+    lists = torch.tensor([[2, -1], [1, -1], [0, -1]], dtype=torch.int32, device=device).expand_as(problem.kv_indices)
+    counts = torch.tensor([1, 1, 0], dtype=torch.int32, device=device).expand_as(problem.kv_num_blocks)
+    leaves = [x.detach().requires_grad_() for x in problem.operands]
+    with vsa.options(backend=backend):
+        out, lse = vsa.block_sparse_attention(
+            *leaves, lists.contiguous(), counts.contiguous(), problem.kv_block_sizes, return_lse=True
+        )
+    dout, dlse = torch.randn_like(out), torch.randn_like(lse)
+    dout[:, :, :64] = math.nan
+    dout[:, :, 128:] = dlse[:, :, 128:] = math.nan
+    dq, dk, dv = torch.autograd.grad((out, lse), leaves, (dout, dlse))
+    assert not dq[:, :, 128:].any() and dq[:, :, 64:128].isfinite().all()
+    for grad in (dk, dv):
+        assert not grad[:, :, :64].any() and grad[:, :, 64:128].isfinite().all()

@@ -230,3 +230,15 @@ def test_compiled_block_equals_eager_and_fp64(compiled_blocks, name, form, devic
     if name == "unselected kv block":
         for grad in results[0][2][1:]:
             assert torch.equal(grad[:, :, 128:192], torch.zeros_like(grad[:, :, 128:192]))
+
+
+def test_sm_scale_and_sparsity_may_be_arguments():
+    layout = vsa.TileLayout.from_video_shape(4, 4, 8)
+    q, k, v, _ = _tokens((4, 4, 8))
+
+    def attend(q, sm_scale, sparsity):
+        return vsa.video_sparse_attention(q, k, v, layout, sparsity=sparsity, sm_scale=sm_scale)
+
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    for arguments in ((0.1, 0.5), (0.2, 0.5), (0.3, 0.0)):
+        torch.testing.assert_close(compiled(q, *arguments), attend(q, *arguments))

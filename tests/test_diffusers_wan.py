@@ -351,9 +351,13 @@ def test_compile_repeated_blocks():
         torch.testing.assert_close(compiled[name], grad, rtol=1e-3, atol=1e-6, msg=name)
 
 
-def test_compiled_model_equals_eager():
+@pytest.mark.parametrize("gate", [1.0, "learned"])
+def test_compiled_model_equals_eager(gate):
     model, inputs = make_model(num_layers=1).train(), make_inputs()
-    sparsify(model, sparsity=0.6, gate=1.0)
+    sparsify(model, sparsity=0.6, gate=gate)
+    if gate == "learned":
+        # With four projections of one norm, what vsa.compile leaves out of Inductor's C++ fusions gave wrong gradients.
+        torch.nn.init.normal_(model.blocks[0].attn1.to_gate_compress.weight)
     expected = gradients(model, inputs)
     torch._dynamo.reset()
     compiled = gradients(vsa.compile(model), inputs)

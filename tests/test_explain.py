@@ -217,8 +217,8 @@ def test_compiled_functions_are_unwrapped() -> None:
         assert explain(wrap(_branches_on_data, fullgraph=False), x).num_graphs == 2
     module = torch.nn.Linear(3, 3)
     assert explain(compile(module), x).notes == ()
-    (note,) = explain(torch.compile(module, fullgraph=True), x).notes
-    assert "options" in note
+    unread, *fusions = explain(torch.compile(module, fullgraph=True), x).notes
+    assert "options" in unread and all("vsa_inductor.compile" in note for note in fusions)
     dynamic = explain(compile(torch.sin, dynamic=True), torch.randn(4, 6)).graphs[0].directions[0].code
     assert "empty_strided_cpu((4, 6)" not in dynamic
 
@@ -314,3 +314,17 @@ def test_attention_block_on_a_gpu(block: tuple[Block, tuple[torch.Tensor, TileLa
     assert names.count("vsa.attention_triton") == names.count("vsa.attention_backward_triton") == 1
     assert {"vsa.tile", "vsa.untile"} <= {op for call in report.kernels for op in call.fused}
     assert report.refusals == ()
+
+
+def test_a_step_that_runs_its_own_backward_and_a_disabled_function() -> None:
+    x = torch.randn(4, requires_grad=True)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = x.sin().sum()
+        loss.backward()
+        return loss
+
+    report = explain(step, x)
+    assert any("its own backward" in note for note in report.notes) or report.breaks
+    # What is compiled is what was disabled.
+    assert explain(torch.compiler.disable(lambda x: x + 1), x.detach()).num_graphs == 1

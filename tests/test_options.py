@@ -48,12 +48,12 @@ def test_an_exception_restores():
     assert current() == vsa.Options()
 
 
-def test_what_is_in_force_is_read_on_entry_of_the_constructor():
-    """Not given means: as it was where options() was called."""
+def test_what_is_in_force_is_read_on_entry():
+    """Not given means: as it is where the context is entered, not where options() was called."""
     with vsa.options(strict=True):
         manager = vsa.options(backend="eager")
     with manager as inside:
-        assert inside == vsa.Options(backend="eager", strict=True)
+        assert inside == vsa.Options(backend="eager")
     assert current() == vsa.Options()
 
 
@@ -264,3 +264,13 @@ def test_the_report_of_a_gpu():
     device = vsa.backend_report().devices[1]
     assert device.device.startswith("cuda:0 ")
     assert device.backends == ("triton", "eager") and not device.refusals
+
+
+def test_one_object_entered_twice_and_later():
+    again = vsa.options(backend="eager", debug=True)
+    with again, again:
+        pass
+    assert current() == vsa.Options()
+    with vsa.options(deterministic=True), again:
+        assert current() == vsa.Options("eager", deterministic=True, debug=True)
+    assert current() == vsa.Options()

@@ -213,3 +213,13 @@ def test_what_is_not_a_whole_number_is_refused(arguments, named):
     with pytest.raises(ArgumentError) as caught:
         TileLayout.from_video_shape(**{"T": 3, "H": 4, "W": 5, **arguments})
     assert caught.value.argument == named
+
+
+def test_more_slots_than_an_int32_counts_are_refused():
+    with pytest.raises(ArgumentError, match="int32"):
+        TileLayout.from_video_shape(6, 2**14, 2**14, tile=(64, 1, 1), device="meta")
+
+
+def test_numpy_sizes_are_sizes():
+    numpy = pytest.importorskip("numpy", reason="numpy is not installed")
+    assert TileLayout.from_video_shape(numpy.int64(3), 4, 5).num_tokens == 60

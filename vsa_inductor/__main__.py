@@ -112,8 +112,8 @@ def _parser() -> argparse.ArgumentParser:
 def _at_least(least: int) -> Any:
     def integer(text: str) -> int:
         value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"got {value}; allowed: an integer >= {least}")
+        if not least <= value < 1 << 63:
+            raise argparse.ArgumentTypeError(f"got {value}; allowed: an integer >= {least}, below 2^63")
         return value
 
     return integer
@@ -140,6 +140,8 @@ def _explain(arguments: argparse.Namespace) -> int:
 
     try:
         fn, *inputs = _load(arguments.target) if arguments.target else _block(arguments)
+        if not callable(fn):
+            raise TypeError(f"the factory's first value is a {type(fn).__name__}; allowed: something to call")
     except (ImportError, AttributeError, TypeError, ValueError, RuntimeError) as error:
         return _refuse(f"{arguments.target or 'the built-in block'} cannot be made: {error}")
     report = vsa.explain(fn, *inputs)
@@ -165,6 +167,8 @@ def _block(arguments: argparse.Namespace) -> tuple[Any, ...]:
     device = arguments.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError("--device cuda was asked for, but this torch finds no CUDA device")
     heads, head_dim = arguments.heads, arguments.head_dim
     dim = heads * head_dim
     T, H, W = arguments.video_shape

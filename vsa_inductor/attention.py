@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 
 import torch
 from torch import Tensor
@@ -61,7 +62,7 @@ def video_sparse_attention(
             raise ArgumentError("layout", f"tables on {table.device}", f"tables on the device of q, {q.device}")
     for name, x in (("q", q), ("k", k), ("v", v)):
         _check.size(f"{name}.shape[1]", x.shape[1], "the number of tokens of the layout", layout.num_tokens)
-    if not isinstance(sparsity, (int, float)) or not 0 <= sparsity <= 1:
+    if not _is_number(sparsity) or not 0 <= sparsity <= 1:
         raise ArgumentError("sparsity", sparsity, "0 <= sparsity <= 1")
     if isinstance(gate, Tensor):
         _check.same_device("gate", gate, "q", q)
@@ -71,7 +72,7 @@ def video_sparse_attention(
         aligned = zip(reversed(gate.shape), reversed(q.shape), strict=False)
         if gate.dim() > 4 or any(extent != 1 and extent != whole for extent, whole in aligned):
             raise ArgumentError("gate", f"shape {tuple(gate.shape)}", "broadcastable to [B, S, H_q, D]")
-    elif gate is not None and not isinstance(gate, (int, float)):
+    elif gate is not None and not _is_number(gate):
         raise ArgumentError("gate", repr(gate), "None, a number or a tensor")
     scale = _scale(sm_scale, q)
     block_size = _static(layout.block_size)
@@ -224,9 +225,13 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def _scale(sm_scale: float | None, q: Tensor) -> float:
     scale = 1 / math.sqrt(_static(q.shape[3])) if sm_scale is None else sm_scale
-    if not isinstance(scale, (int, float)) or not (math.isfinite(scale) and scale > 0):
+    if not _is_number(scale) or not 0 < scale < math.inf:
         raise ArgumentError("sm_scale", scale, "a finite number > 0")
     return scale
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) or isinstance(value, numbers.Real)  # noqa: SIM101
 
 
 def _static(size: int) -> int:

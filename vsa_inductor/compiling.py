@@ -77,10 +77,7 @@ def _op_name(target: Any) -> str:
     return getattr(target, "__name__", "")
 
 
-_WRONG_FUSION = (
-    "{} is on: on CUDA this torch may compute wrong gradients of a modulation table that several norms share "
-    "(pytorch issue 193061). vsa_inductor.compile switches it off."
-)
+_WRONG_FUSION = "{} is as torch has it: {} may be wrong. vsa_inductor.compile leaves that fusion out."
 
 # Options and `dynamic` of what `compile` returned, for `explain`: torch.compile's result does not tell.
 _settings_of: weakref.WeakKeyDictionary[Any, tuple[dict[str, Any], bool | None]] = weakref.WeakKeyDictionary()
@@ -93,9 +90,10 @@ def compile(model: Any = None, *, fullgraph: bool = True, **kwargs: Any) -> Any:
     names its line. And the joint graph of every compilation is marked so that neither an activation memory budget
     (``torch._functorch.config.activation_memory_budget``) nor a checkpoint region recomputes the attention or its block
     selection in the backward; a selective-checkpoint policy that answers ``MUST_RECOMPUTE`` for them is followed. The
-    marks belong to this compilation and its cache key; nothing process-wide changes. And on torch 2.10 to 2.13 the
-    fusion ``triton.mix_order_reduction`` is off unless ``options`` says otherwise: on CUDA it computes wrong gradients
-    of a modulation table that several norms share, which every Wan block has (pytorch issue 193061).
+    marks belong to this compilation and its cache key; nothing process-wide changes. And fusions that this torch is
+    known to compile wrongly are off unless ``options`` says otherwise: on torch 2.10 to 2.13
+    ``triton.mix_order_reduction`` (on CUDA, gradients of a modulation table that several norms share, which every Wan
+    block has: pytorch issue 193061), and on the CPU horizontal fusion (gradients through four projections of one norm).
 
     Args:
         model: a module or function; without one, a decorator is returned.
@@ -130,7 +128,8 @@ def _is_inductor(backend: Any) -> bool:
 
 
 def _options(mode: str | None, given: dict[str, Any] | None, dynamic: bool | None) -> dict[str, Any]:
-    options = {**compat.correct_fusions(), **compat.expand_mode(mode, dynamic), **(given or {})}
+    correct = {name: value for name, (value, _) in compat.correct_fusions().items()}
+    options = {**correct, **compat.expand_mode(mode, dynamic), **(given or {})}
     name = "joint_custom_pre_pass"
     before = compat.as_passes(options[name]) if name in options else compat.pass_in_force()
     # compile(compile(f)) must not stack marks, and equal passes keep Dynamo from compiling twice.
@@ -168,12 +167,15 @@ def explain(
         ]
         if backward is True and not differentiable:
             raise ValueError("backward=True: got outputs that need no gradient; allowed: at least one that does")
-        if backward and differentiable:
-            _run_backward(differentiable)
+        own_backward = bool(backward and differentiable) and not _run_backward(differentiable)
     unread = "the function was compiled with options that cannot be read: explained with torch.compile's defaults."
     notes = [unread] if options is None else []
-    if any(part.direction == "backward" and "async_compile.triton" in part.code for part in backend.graphs):
-        notes += [_WRONG_FUSION.format(name) for name in compat.correct_fusions() if name not in backend.options]
+    if own_backward:
+        notes.append("the function runs its own backward, so that none was run for its outputs.")
+    backward_code = "".join(part.code for part in backend.graphs if part.direction == "backward")
+    for name, (_, wrong) in compat.correct_fusions().items():
+        if f"async_compile.{name.partition('.')[0]}" in backward_code and name not in backend.options:
+            notes.append(_WRONG_FUSION.format(name, wrong))
     return _report(backend, breaks, notes)
 
 
@@ -206,8 +208,11 @@ def _entry(fn: Callable[..., Any]) -> Callable[..., Any]:
     return types.FunctionType(code, explained.__globals__, code.co_name, None, explained.__closure__)
 
 
-def _run_backward(outputs: list[Tensor]) -> None:
-    """Runs the backward by ``autograd.grad``, which touches no ``.grad`` and fires no post-accumulate hook."""
+def _run_backward(outputs: list[Tensor]) -> bool:
+    """Runs the backward by ``autograd.grad``, which touches no ``.grad`` and fires no post-accumulate hook.
+
+    Returns False where the function has run it already, so that its graph is gone.
+    """
     leaves: dict[Tensor, None] = {}
     seen: set[Any] = set()
     pending = [output.grad_fn for output in outputs]
@@ -219,7 +224,13 @@ def _run_backward(outputs: list[Tensor]) -> None:
         if isinstance(variable := getattr(node, "variable", None), Tensor):
             leaves[variable] = None
         pending.extend(following for following, _ in node.next_functions)
-    torch.autograd.grad([output.sum() for output in outputs], list(leaves), allow_unused=True)
+    try:
+        torch.autograd.grad([output.sum() for output in outputs], list(leaves), allow_unused=True)
+    except RuntimeError as error:
+        if "a second time" not in str(error):
+            raise
+        return False
+    return True
 
 
 @contextlib.contextmanager

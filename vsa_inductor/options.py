@@ -48,7 +48,8 @@ class options:
 
     Args:
         backend: ``"auto"``, a name of ``vsa_inductor.backend_names()``, or a pair (forward, backward) of those.
-        deterministic, strict, debug: see :class:`Options`. What is not given keeps the value in force outside.
+        deterministic, strict, debug: see :class:`Options`. What is not given keeps the value in force where the
+            context is entered. Inside a compiled function, make the object there too.
 
     Raises:
         ArgumentError: ``backend`` is not a known name.
@@ -61,25 +62,28 @@ class options:
         strict: bool | None = None,
         debug: bool | None = None,
     ) -> None:
-        outer = current()
         if backend is not None:
             _check_backend(backend)
-        self._new = Options(
+        self._asked = (backend, deterministic, strict, debug)
+        # One object may be entered again while it is in force.
+        self._outer: list[Options] = []
+
+    def __enter__(self) -> Options:
+        outer = current()
+        backend, deterministic, strict, debug = self._asked
+        self._outer.append(outer)
+        _state.options = Options(
             outer.backend if backend is None else backend,
             outer.deterministic if deterministic is None else deterministic,
             outer.strict if strict is None else strict,
             outer.debug if debug is None else debug,
         )
-
-    def __enter__(self) -> Options:
-        self._old = current()
-        _state.options = self._new
-        return self._new
+        return current()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _state.options = self._old
+        _state.options = self._outer.pop()
 
 
 def _check_backend(backend: str | tuple[str, str]) -> None:

@@ -11,6 +11,7 @@ and nothing is cached by shape, which would make one graph per shape.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,9 +21,10 @@ from torch import Tensor
 from .errors import ArgumentError
 
 BLOCK_SIZES = (64, 128, 256)
+_MOST_SLOTS = 2**31 - 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TileLayout:
     """The tile layout of one video, passed to :func:`vsa_inductor.video_sparse_attention` as an argument.
 
@@ -107,13 +109,24 @@ class TileLayout:
             ArgumentError: a size is below its least value or the tile's volume is not supported.
         """
         for name, size in (("T", T), ("H", H), ("W", W)):
-            if not isinstance(size, (int, torch.SymInt)) or size < 1:
+            if not _is_whole(size) or size < 1:
                 raise ArgumentError(name, size, "an integer >= 1")
-        whole = all(isinstance(extent, (int, torch.SymInt)) for extent in tile)
-        if len(tile) != 3 or not whole or any(extent < 1 for extent in tile) or math.prod(tile) not in BLOCK_SIZES:
+        if (
+            len(tile) != 3
+            or not all(map(_is_whole, tile))
+            or any(extent < 1 for extent in tile)
+            or math.prod(tile) not in BLOCK_SIZES
+        ):
             raise ArgumentError("tile", tuple(tile), f"three extents >= 1 with a volume in {BLOCK_SIZES}")
-        if not isinstance(prefix, (tuple, list)) or any(length < 0 for length in prefix):
+        if not isinstance(prefix, (tuple, list)) or not all(_is_whole(length) and length >= 0 for length in prefix):
             raise ArgumentError("prefix", prefix, "a sequence of segment lengths >= 0")
+
+        blocks = _cdiv(T, tile[0]) * _cdiv(H, tile[1]) * _cdiv(W, tile[2])
+        slots = (blocks + sum(_cdiv(length, math.prod(tile)) for length in prefix)) * math.prod(tile)
+        if slots > _MOST_SLOTS:
+            raise ArgumentError(
+                "T, H, W", (T, H, W), f"at most {_MOST_SLOTS} slots: the tables are int32; here {slots}"
+            )
 
         tables = [_prefix_tables(length, math.prod(tile), device) for length in prefix]
         tables.append(_video_tables(T, H, W, tile, device))
@@ -132,6 +145,11 @@ class TileLayout:
 
 
 torch.export.register_dataclass(TileLayout, serialized_type_name="vsa_inductor.TileLayout")
+
+
+def _is_whole(value: object) -> bool:
+    # Plain numbers first: the rest is not for traced code, where a size is an int as well.
+    return isinstance(value, int) or isinstance(value, (torch.SymInt, numbers.Integral))  # noqa: SIM101
 
 
 def _cdiv(a: int, b: int) -> int:

@@ -91,7 +91,9 @@ def operands(q: Tensor, k: Tensor, v: Tensor, layout: str, heads: int) -> None:
     H_q, H_kv = q.shape[heads], k.shape[heads]
     if v.shape[heads] != H_kv:
         size(f"v.shape[{heads}]", v.shape[heads], "the heads of k", H_kv)
-    if H_kv != H_q and (H_kv == 0 or H_q % H_kv != 0):
+    if q.shape[3] == 0:
+        raise ArgumentError("q.shape[3]", 0, "a head dim >= 1")
+    if H_kv == 0 or (H_kv != H_q and H_q % H_kv != 0):
         raise ArgumentError(f"k.shape[{heads}]", H_kv, f"a divisor of the heads of q, {H_q}")
 
 

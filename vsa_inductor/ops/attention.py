@@ -73,8 +73,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     q, k, v, kv_indices, kv_num_blocks, kv_block_sizes, sm_scale, block_size, return_lse, deterministic = inputs[:10]
     if not return_lse:
         raise RuntimeError(
-            "vsa::attention: got return_lse=False with a gradient needed; allowed: return_lse=True, "
-            "because the backward reads lse_log2"
+            "vsa::attention: got return_lse=False with a gradient needed; allowed: return_lse=True, because the "
+            "backward reads lse_log2. A graph traced or exported without gradients must be made again with them"
         )
     out, lse_log2 = output
     ctx.save_for_backward(q, k, v, out, lse_log2, kv_indices, kv_num_blocks, kv_block_sizes)

@@ -45,14 +45,17 @@ def attention_backward(
         weights = torch.exp2(scores - lse.masked_fill(lse == -torch.inf, 0))
         weights = weights.masked_fill(~rows.key_valid[:, None], 0)
         dscores = weights * (dout_rows @ values.transpose(1, 2) - delta_rows[rows.span].to(wide))
+        # Masked, not multiplied by zero: dout and delta of a row without keys may be NaN.
+        dscores = dscores.masked_fill(~rows.key_valid[:, None], 0)
         if dq is not None:
             dq[rows.span] = dscores @ keys
         if dk is not None and dv is not None:
             C, M = rows.block_ids.shape
+            no_key = ~rows.key_valid.view(C * M, block_size, 1)
             dk_rows = (dscores.transpose(1, 2) @ q_rows).view(C * M, block_size, D)
             dv_rows = (weights.transpose(1, 2) @ dout_rows).view(C * M, block_size, D)
-            _add_rows(dk, rows.block_ids.flatten(), dk_rows * sm_scale)
-            _add_rows(dv, rows.block_ids.flatten(), dv_rows)
+            _add_rows(dk, rows.block_ids.flatten(), (dk_rows * sm_scale).masked_fill(no_key, 0))
+            _add_rows(dv, rows.block_ids.flatten(), dv_rows.masked_fill(no_key, 0))
     return (
         None if dq is None else dq.view(B, H, S_q, D),
         None if dk is None else dk.view(k.shape),
