@@ -91,7 +91,7 @@ def compile(model: Any = None, *, fullgraph: bool = True, **kwargs: Any) -> Any:
     (``torch._functorch.config.activation_memory_budget``) nor a checkpoint region recomputes the attention or its block
     selection in the backward; a selective-checkpoint policy that answers ``MUST_RECOMPUTE`` for them is followed. The
     marks belong to this compilation and its cache key; nothing process-wide changes. And fusions that this torch is
-    known to compile wrongly are off unless ``options`` says otherwise: on torch 2.10 to 2.13
+    known to compile wrongly are off unless ``options`` says otherwise: from torch 2.10 on
     ``triton.mix_order_reduction`` (on CUDA, gradients of a modulation table that several norms share, which every Wan
     block has: pytorch issue 193061), and on the CPU horizontal fusion (gradients through four projections of one norm).
 

@@ -24,7 +24,7 @@ BLOCK_SIZES = (64, 128, 256)
 _MOST_SLOTS = 2**31 - 1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TileLayout:
     """The tile layout of one video, passed to :func:`vsa_inductor.video_sparse_attention` as an argument.
 
@@ -45,6 +45,12 @@ class TileLayout:
     video_shape: tuple[int, int, int]
     tile: tuple[int, int, int]
     prefix: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        return (
+            f"TileLayout(video_shape={self.video_shape}, tile={self.tile}, prefix={self.prefix}, "
+            f"num_tokens={self.num_tokens}, num_blocks={self.num_blocks}, device={self.token_slot.device})"
+        )
 
     @property
     def block_size(self) -> int:

@@ -119,6 +119,11 @@ def _run(arguments: argparse.Namespace) -> int:
     report_path = arguments.out / "report.json"
     report_path.write_text(json.dumps(document, indent=2) + "\n")
     print(f"\n{report}\n")
+    ours = sum(call.ours for call in report.opaque_calls)
+    _say(
+        f"{report.num_graphs} graph, {len(report.breaks)} breaks, {ours} opaque calls of ours, {len(report.kernels)} "
+        f"generated kernels; loss {result.first_quarter:.4f} -> {result.last_quarter:.4f}"
+    )
     _say("wrote " + ", ".join(str(file) for file in (report_path, table, curve, tiles)))
     if not result.falls:
         print(
