@@ -30,7 +30,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.block_providers import BlockCase
 
-CATEGORIES = ("opaque", "coarse", "region")
 PLACES = ("before", "after")
 
 _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")

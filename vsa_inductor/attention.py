@@ -173,7 +173,7 @@ def _attend(
         blocks = _check.attention_operands(q, k, v, block_size)
         _check.block_lists(q, selection.kv_indices, selection.kv_num_blocks, kv_block_sizes, *blocks)
         _check_lists(selection, kv_block_sizes, block_size)
-    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    needs_grad = _needs_grad(q, k, v)
     deterministic = chosen.deterministic or torch.are_deterministic_algorithms_enabled()
     grouped = _holds(q.shape[1] != k.shape[1])
     forward, backward = choose(
@@ -205,12 +205,15 @@ def _attend(
 
 
 def _to_tile_order(q: Tensor, k: Tensor, v: Tensor, layout: TileLayout) -> tuple[Tensor, Tensor, Tensor]:
-    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    if not needs_grad and not torch.compiler.is_compiling():
+    if not _needs_grad(q, k, v) and not torch.compiler.is_compiling():
         tiled = torch.ops.vsa.tile_to_bhsd([q, k, v], layout.slot_token)
         return tiled[0], tiled[1], tiled[2]
     tables = (layout.token_slot, layout.slot_token)
     return torch.ops.vsa.tile(q, *tables), torch.ops.vsa.tile(k, *tables), torch.ops.vsa.tile(v, *tables)
+
+
+def _needs_grad(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

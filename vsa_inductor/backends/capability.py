@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -115,6 +116,11 @@ def device_capability(device_type: str, device_index: int | None) -> tuple[int, 
     return torch.cuda.get_device_capability(device_index)
 
 
+def _problem(device_type: str, device_index: int | None, *facts: Any) -> Problem:
+    """A problem on a device of this process; ``facts`` are the fields of `Problem` after its capability."""
+    return Problem(device_type, device_capability(device_type, device_index), *facts)
+
+
 _warned: set[Refusal] = set()
 
 
@@ -161,10 +167,7 @@ def _choose(
     strict: bool,
 ) -> Choice:
     # Facts of this process that do not change while it runs: an eager call pays for them once.
-    problem = Problem(
-        device_type, device_capability(device_type, device_index), dtype, head_dim, block_size, grouped, needs_grad,
-        deterministic,
-    )  # fmt: skip
+    problem = _problem(device_type, device_index, dtype, head_dim, block_size, grouped, needs_grad, deterministic)
     return select(problem, Options(backend, deterministic, strict))
 
 
@@ -191,10 +194,7 @@ def _resolve(
     grouped: bool,
     deterministic: bool,
 ) -> Backend:
-    problem = Problem(
-        device_type, device_capability(device_type, device_index), dtype, head_dim, block_size, grouped, True,
-        deterministic,
-    )  # fmt: skip
+    problem = _problem(device_type, device_index, dtype, head_dim, block_size, grouped, True, deterministic)
     if argument == AUTO:
         choice = select(problem, Options(deterministic=deterministic))
         return backend_named(choice.forward if direction == "forward" else choice.backward)
@@ -208,7 +208,5 @@ def _resolve(
 @functools.cache
 def layout_kernels(device: torch.device) -> LayoutKernels:
     """Who runs tile, untile, select_blocks and transpose_blocks on a device."""
-    problem = Problem(
-        device.type, device_capability(device.type, device.index), torch.bfloat16, 64, 64, False, False, True
-    )
+    problem = _problem(device.type, device.index, torch.bfloat16, 64, 64, False, False, True)
     return eager.LAYOUT_KERNELS if triton.BACKEND.refuse(problem, "forward") else triton.LAYOUT_KERNELS

@@ -15,8 +15,6 @@ from torch import Tensor
 from . import _allocate, _resolve
 from ._library import define
 
-ROTATIONS = ("interleaved", "half", "none")
-
 
 def _implementation(
     x: Tensor,
@@ -61,7 +59,8 @@ def _fake(
 
 # sizes: B, S, H, D. x_index: strides of batch, token and head, and the offset of the first element; the head dim has
 # stride 1. weight_index: stride of a head, offset. table_index: for each of the four tables, strides of batch, token,
-# head and pair, and the offset. signs: of the four products. For the pair (a, b) of normed values:
+# head and pair, and the offset. rotation: "interleaved", "half" or "none", which has no tables. signs: of the four
+# products. For the pair (a, b) of normed values:
 #   first  = signs[0] * a * tables[0] + signs[1] * b * tables[1]
 #   second = signs[2] * a * tables[2] + signs[3] * b * tables[3]
 norm_rope_tile = define(
