@@ -1,56 +1,105 @@
 """The self-attention of a Wan block, without its projections: what a model pays for it.
 
-    python -m benchmarks.bench_attention_block [--quick] [--providers P ...] [--shapes 480p 720p] [--heads 12 40] \
-        [--sparsity 0.8 0.9 0.95] [--lists selected random overlap80] [--parts times breakdown memory]
+    python -m benchmarks.bench_attention_block [--quick] [--precompile N] [--shapes 480p 720p] [--heads 12 40] \
+        [--sparsity 0.8 0.9 0.95] [--lists selected random overlap80] [--parts times breakdown memory] \
+        [--providers P ...] [--all]
 
-times: inference (forward under no_grad) and training step (forward, gradients of q, k, v and gate) of ours eager, ours
-compiled, dense cuDNN attention compiled, FlexAttention VSA compiled. breakdown: the kernels of ours compiled by name
-against the memory floor (block_breakdown.py says what counts). memory: peak of a training step of 1 and 8 blocks with
-their projections. Rows go to data/bench_attention_block.csv, a plot beside it. Read the ratios of one run.
+Parts. times: inference (forward under no_grad) and training step (forward, gradients of q, k, v and gate) of ours
+eager, ours compiled, dense cuDNN attention compiled, FlexAttention VSA compiled. breakdown: the kernels of ours
+compiled by name against the memory floor (block_breakdown.py says what counts). memory: peak of a training step of 1
+and 8 blocks with their projections, with and without activation checkpointing, and what a layer holds
+(block_memory.py).
+
+What is measured by default. Ours, eager and compiled: every video, number of heads and sparsity, on the lists that the
+coarse stage selects. Dense: once per video and heads; it depends on nothing else. At the main sparsity (0.9, else the
+first): FlexAttention, whose search for a backward takes longest, and the given lists (random; neighbouring query tiles
+sharing 80 %), ours compiled only. ``--all`` measures every provider on every case.
+
+Compilation takes most of the time. ``--precompile N`` first compiles everything in N processes, each of which runs a
+block once and records nothing, into caches that the timing then reads, in this process and with the GPU to itself. On
+one H200 with 16 cores, one video takes one command of below ten minutes:
+
+    python -m benchmarks.bench_attention_block --precompile 14 --shapes 480p
+    python -m benchmarks.bench_attention_block --precompile 14 --shapes 720p
+
+Rows are appended to data/bench_attention_block.csv, every one at once; the tables printed last and the plot beside it
+are made from the rows of the last commit, so that several commands end in one plot (``python -m
+benchmarks.block_report`` makes them again, without a GPU). Read the ratios of one machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import math
 import os
 import re
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import vsa_inductor as vsa
-from benchmarks.block_breakdown import added_time, kernel_lines, profiled, selection_time, shares
-from benchmarks.block_providers import PROVIDERS, Block, BlockCase, dense, stacked_step
-from benchmarks.harness import Quantiles, RowWriter, measure
+from benchmarks.block_breakdown import DIRECTIONS, Sizes, added_time, kernel_lines, profiled, selection_time, shares
+from benchmarks.block_memory import (
+    ATTENTIONS,
+    Model,
+    Stack,
+    expected_saved_bytes,
+    growth_per_layer,
+    padded,
+    peak_memory,
+    saved_per_layer,
+)
+from benchmarks.block_precompile import Job, precompile, stack_jobs, use_cache
+from benchmarks.block_providers import PROVIDERS, Block, BlockCase, dense
+from benchmarks.block_report import MODES, RECORD, plot, report
+from benchmarks.harness import Quantiles, RowWriter, latest_rows, measure, read_rows
 
-MODES = ("inference", "step")
 PARTS = ("times", "breakdown", "memory")
-DATA = Path(__file__).parent / "data"
-
-# FastVideo under torch.compile on one H200, milliseconds, 12 heads, sparsity 0.9; the factor to beat it by.
-FASTVIDEO = {"480p": {"inference": 4.21, "step": 14.0}, "720p": {"inference": 17.7, "step": 62.5}}
-FASTVIDEO_FACTOR = {"480p": {"inference": 1.3, "step": 1.2}, "720p": {"inference": 1.2, "step": 1.15}}
-# Dense cuDNN attention alone in the session of those figures: milliseconds, tokens, heads.
-DENSE_REFERENCE = (10.6, 32760, 12)
-REGION_BAR, COARSE_BAR, MEMORY_BAR, DENSE_BLOCK_BAR = 1.4, 0.15, 1.1, 4.0
+MAIN_SPARSITY = 0.9
 
 
-@dataclass
-class Results:
-    """What one run found, by (case, provider, mode) and as lines to print last."""
+@dataclass(frozen=True)
+class Run:
+    """One provider on one case; ``kernels``: the breakdown also writes a row for each kernel."""
 
-    milliseconds: dict[tuple[BlockCase, str, str], float] = field(default_factory=dict)
-    dense_alone: dict[tuple[str, int], float] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
+    case: BlockCase
+    provider: str
+    times: bool
+    breakdown: bool
+    kernels: bool = False
+
+
+def plan(
+    cases: list[BlockCase], providers: list[str], parts: list[str], main_sparsity: float, everything: bool
+) -> list[Run]:
+    """What is measured, in order; the module's docstring says by which rule."""
+    runs: list[Run] = []
+    for case in cases:
+        main = case.sparsity == main_sparsity
+        for provider in providers:
+            ours = provider == "ours_compiled"
+            once = [(run.case.video, run.case.heads) for run in runs if run.provider == "dense_compiled"]
+            wanted = everything or (ours if case.lists != "selected" else provider != "flex_compiled")
+            wanted |= main and case.lists == "selected"
+            wanted &= everything or main or case.lists == "selected"
+            if provider == "dense_compiled":
+                wanted = (case.video, case.heads) not in once
+            if not wanted:
+                continue
+            # Lists change nothing but the time of the attention itself.
+            breakdown = "breakdown" in parts and ours and (everything or case.lists == "selected")
+            if "times" in parts or breakdown:
+                runs.append(Run(case, provider, "times" in parts, breakdown, breakdown and main))
+    return runs
 
 
 class Bench:
@@ -58,8 +107,9 @@ class Bench:
 
     def __init__(self, writer: RowWriter, backend: str, verbose: bool) -> None:
         self.writer, self.backend, self.verbose = writer, backend, verbose
-        self.results = Results()
+        self.failed: list[str] = []
         self._copy_rate: float | None = None
+        self._outputs: dict[BlockCase, torch.Tensor] = {}
 
     def guarded(self, what: str, run: Callable[..., Any], *args: Any) -> Any:
         """``run(*args)``, or None and a remembered failure: the other parts still run."""
@@ -68,10 +118,13 @@ class Bench:
             return run(*args)
         except Exception as error:
             traceback.print_exc(limit=-3)
-            self.results.failed.append(f"{what}: {type(error).__name__}: {str(error).strip()[:160]}")
+            self.failed.append(f"{what}: {type(error).__name__}: {str(error).strip()[:160]}")
             return None
         finally:
-            print(f"# {what}: {time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)
+            caches = torch._dynamo.utils.counters["inductor"]
+            hits = ", ".join(f"{caches[f'fxgraph_cache_{name}']} {name}" for name in ("hit", "miss", "bypass"))
+            print(f"# {what}: {time.perf_counter() - started:.1f} s ({hits})", file=sys.stderr, flush=True)
+            torch._dynamo.utils.counters.clear()
             gc.collect()
             torch.compiler.reset()
             if torch.cuda.is_available():
@@ -117,118 +170,128 @@ class Bench:
 
     def measure_dense_alone(self, case: BlockCase) -> None:
         """Dense attention without anything around it: the yardstick between this run and the published figures."""
-        if (case.video, case.heads) in self.results.dense_alone:
-            return
         q, k, v = case.randn(3, case.batch, case.tokens, case.heads, case.head_dim)
         q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
         quantiles = timed(lambda: dense(q, k, v), case.device)
-        self.results.dense_alone[case.video, case.heads] = quantiles.p50
         config: dict[str, Any] = {"density": 1.0, "sparsity": 0.0, "lists": "none"}
         self.record(case, "cudnn_dense", "inference", "time", "ms", quantiles, "attention", **config)
 
-    def measure_provider(
-        self, case: BlockCase, provider: str, expected: torch.Tensor | None, times: bool, breakdown: bool
-    ) -> torch.Tensor | None:
-        """The figures of one provider; returns the output that the next sparse one is compared with."""
-        block = Block(provider, case)
-        if times:
-            expected = self.measure_times(block, expected)
-        if breakdown:
-            self.break_down(block)
-        return expected
+    def measure(self, run: Run) -> None:
+        block = Block(run.provider, run.case)
+        if run.times:
+            self.measure_times(block)
+        if run.breakdown:
+            self.break_down(block, run.kernels)
 
-    def measure_times(self, block: Block, expected: torch.Tensor | None) -> torch.Tensor | None:
-        """Inference and step; ``expected`` is the output of another sparse provider."""
+    def measure_times(self, block: Block) -> None:
+        """Inference and step; sparse providers must agree on the output."""
         case, provider = block.case, block.provider
         config: dict[str, Any] = {"gate": provider != "dense_compiled"}
         out = block.forward()
         if provider == "dense_compiled":
             config |= {"density": 1.0, "sparsity": 0.0, "lists": "none"}
-        elif expected is None:
-            expected = out
+            if case.device == "cuda":
+                names = [kernel.name for kernel in profiled(lambda _: block.forward(), repeats=1)]
+                if not any("cudnn" in name for name in names):
+                    raise RuntimeError(f"dense attention did not run in cuDNN but in one of {', '.join(names)[:300]}")
         else:
-            # Rounding moves some of the selected blocks; a wrong computation is off by about 1.
-            deviation = float((out.float() - expected.float()).norm() / expected.float().norm())
-            self.record(case, provider, "inference", "deviation", "ratio", deviation, **config)
-            if not deviation <= (0.3 if case.lists == "selected" else 0.03):
-                self.results.failed.append(f"{case.name} {provider}: output deviates by {deviation:.3f}")
-        if provider == "dense_compiled" and case.device == "cuda":
-            names = [kernel.name for kernel in profiled(lambda _: block.forward(), repeats=1)]
-            if not any("cudnn" in name for name in names):
-                raise RuntimeError(f"dense attention did not run in cuDNN but in one of {', '.join(names)[:300]}")
-        for mode, run in (("inference", block.forward), ("step", block.step)):
+            self.check_output(case, provider, out, config)
+        for mode, run in zip(MODES, (block.forward, block.step), strict=True):
             if mode == "step" and provider == "flex_compiled" and case.device == "cpu":
                 continue  # FlexAttention has no backward there
-            quantiles = timed(run, case.device)
-            self.results.milliseconds[case, provider, mode] = quantiles.p50
-            self.record(case, provider, mode, "time", "ms", quantiles, **config)
-        return expected
+            self.record(case, provider, mode, "time", "ms", timed(run, case.device), **config)
 
-    def break_down(self, block: Block) -> None:
+    def check_output(self, case: BlockCase, provider: str, out: torch.Tensor, config: dict[str, Any]) -> None:
+        """Against the first sparse provider's output on this case, ours in eager where none was measured."""
+        if case not in self._outputs:
+            self._outputs = {case: out if provider == "ours_eager" else Block("ours_eager", case).forward()}
+        if provider != "ours_eager":
+            expected = self._outputs[case].float()
+            # Rounding moves some of the selected blocks; a wrong computation is off by about 1.
+            deviation = float((out.float() - expected).norm() / expected.norm())
+            self.record(case, provider, "inference", "deviation", "ratio", deviation, **config)
+            if not deviation <= (0.3 if case.lists == "selected" else 0.03):
+                self.failed.append(f"{case.name} {provider}: output deviates by {deviation:.3f}")
+
+    def break_down(self, block: Block, kernel_rows: bool) -> None:
         """Kernels of ours compiled, and the region against its floor, for inference and both directions of a step."""
         case = block.case
-        rate = self.copy_rate(case)
+        rate, sizes = self.copy_rate(case), Sizes.of(case)
         block.forward(), block.step()
-        directions: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
-            "inference": (lambda _: block.forward(), lambda: None),
-            "forward": (lambda _: block.training_forward(), lambda: None),
-            "backward": (block.backward, block.training_forward),
-        }
-        for mode, (run, prepare) in directions.items():
-            kernels = profiled(run, prepare)
+        runs: list[tuple[Callable[..., Any], Callable[[], Any]]] = [
+            (lambda _: block.forward(), lambda: None),
+            (lambda _: block.training_forward(), lambda: None),
+            (block.backward, block.training_forward),
+        ]
+        for mode, (run, prepare) in zip(DIRECTIONS, runs, strict=True):
+            kernels = profiled(run, prepare, repeats=5 if case.device == "cuda" else 1, sizes=sizes)
             total = added_time(kernels)
             if case.device == "cuda" and not any(kernel.category == "opaque" for kernel in kernels):
                 raise RuntimeError(f"{mode}: the profiler saw no attention kernel among {len(kernels)} kernels")
-            for place, kernel in enumerate(kernels):
+            for place, kernel in enumerate(kernels if kernel_rows else ()):
                 self.record(
                     case, "ours_compiled", mode, "kernel_time", "ms", kernel.milliseconds, x=("order", place),
                     kernel_name=kernel.name, category=kernel.category, place=kernel.place, operator=kernel.operator,
+                    launches=kernel.launches, minimal_bytes=_number(kernel.minimal_bytes),
+                    floor_ms=_number(kernel.minimal_bytes / rate),
                 )  # fmt: skip
-            parts = shares(kernels, case, mode, rate)
-            for part in parts:
+            for part in shares(kernels, case, mode, rate):
                 config: dict[str, Any] = {"category": part.category, "place": part.place or "all"}
                 self.record(case, "ours_compiled", mode, "share_time", "ms", part.milliseconds, **config)
-                self.record(case, "ours_compiled", mode, "floor", "ms", part.floor, **config)
+                self.record(
+                    case, "ours_compiled", mode, "floor", "ms", part.floor, floor_bytes=part.floor_bytes, **config
+                )
                 self.record(case, "ours_compiled", mode, "time_over_floor", "ratio", part.ratio, **config)
-            opaque, coarse, before, after, region = parts
-            coarse_share = (coarse.milliseconds + selection_time(kernels)) / total if total else float("nan")
-            self.record(case, "ours_compiled", mode, "coarse_and_selection", "ratio", coarse_share)
-            self.results.lines.append(
-                f"{case.name:<24} {mode:<9} region {region.milliseconds:7.3f} / floor {region.floor:6.3f} = "
-                f"{region.ratio:5.2f} {verdict(region.ratio, REGION_BAR)} (before {before.ratio:.2f}, after "
-                f"{after.ratio:.2f})  opaque {opaque.milliseconds:.3f} ({opaque.ratio:.1f} floors)  coarse "
-                f"{coarse.milliseconds:.3f}  coarse + selection {coarse_share:.1%}"
-                + (f" {verdict(coarse_share, COARSE_BAR)}" if mode == "inference" else "")
-            )
+                if part.category == "region":
+                    kernel_bytes = part.kernel_bytes / part.floor_bytes
+                    self.record(case, "ours_compiled", mode, "kernel_bytes_over_floor", "ratio", kernel_bytes, **config)
+                if part.category == "coarse" and total:
+                    coarse_share = (part.milliseconds + selection_time(kernels)) / total
+                    self.record(case, "ours_compiled", mode, "coarse_and_selection", "ratio", coarse_share)
             if self.verbose:
-                print(f"{case.name} {mode}: {total:.3f} ms in kernels", *kernel_lines(kernels), sep="\n", flush=True)
+                print(f"{case.name} {mode}: {total:.3f} ms in kernels", *kernel_lines(kernels, rate), sep="\n")
 
-    def measure_memory(self, case: BlockCase) -> None:
-        """Peak memory of a training step of 1 and 8 blocks, against the same model with dense attention."""
-        peaks: dict[tuple[str, int], float] = {}
-        for attention in ("dense", "ungated", "gated"):
-            provider = "dense_compiled" if attention == "dense" else "ours_compiled"
-            for blocks in (1, 8):
-                peak, held = peak_memory(stacked_step, case, attention, blocks)
-                peaks[attention, blocks] = peak
-                config: dict[str, Any] = {"attention": attention, "held_between_steps": round(held, 3)}
-                config |= {"kernel": "attention_block_stack", "x": ("blocks", blocks)}
-                self.record(case, provider, "step", "peak_memory", "GiB", peak, **config)
-            torch.compiler.reset()
-        for blocks in (1, 8):
-            ours, gated, reference = (peaks[name, blocks] for name in ("ungated", "gated", "dense"))
-            self.results.lines.append(
-                f"{case.name:<24} peak memory, step of {blocks} blocks: ours {ours:.2f} GiB (gated {gated:.2f}), dense "
-                f"{reference:.2f}, ratio {ours / reference:.2f} {verdict(ours, MEMORY_BAR * reference)} "
-                f"(gated {gated / reference:.2f})"
-            )
+    def measure_memory(self, case: BlockCase, attention: str, num_blocks: int) -> None:
+        """Peak memory of a training step, and what a layer holds, of one model with and without checkpointing."""
+        provider = "dense_compiled" if attention == "dense" else "ours_compiled"
+        model = Model(case, attention)
+        expected = expected_saved_bytes(case, attention)
+        x = ("blocks", num_blocks)
+        for checkpointed in (False, True):
+            config: dict[str, Any] = {"attention": attention, "checkpointed": checkpointed}
+            config["kernel"] = "attention_block_stack"
+            for blocks in (num_blocks,) if checkpointed else (1, num_blocks):
+                peak, held = peak_memory(model, blocks, checkpointed)
+                if not math.isnan(peak):
+                    more: dict[str, Any] = {"held_between_steps": round(held, 3), "x": ("blocks", blocks)}
+                    self.record(case, provider, "step", "peak_memory", "GiB", peak, **config, **more)
+            stack = Stack(model, num_blocks, checkpointed)
+            held_by_layer = growth_per_layer(stack)
+            config["expected_bytes"] = expected["block input"] if checkpointed else sum(expected.values())
+            if not checkpointed:
+                saved = saved_per_layer(stack)
+                config |= {"expected": expected, "padded": padded(saved, case), "saved": [list(x) for x in saved]}
+                if math.isnan(held_by_layer):
+                    held_by_layer = sum(x.bytes for x in saved)
+            if not math.isnan(held_by_layer):
+                self.record(case, provider, "forward", "saved_bytes_per_layer", "bytes", held_by_layer, x=x, **config)
+
+
+def _number(value: float) -> float | None:
+    """JSON has no NaN."""
+    return None if math.isnan(value) else value
 
 
 def timed(fn: Callable[[], Any], device: str) -> Quantiles:
     """Milliseconds of ``fn``, which also compiles here."""
     if device == "cuda":
         fn()
-        return measure(fn, warmup_ms=50, repeat_ms=300)
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        fn()
+        torch.cuda.synchronize()
+        # At least five calls, where one takes long.
+        return measure(fn, warmup_ms=50, repeat_ms=int(max(300, 5000 * (time.perf_counter() - started))))
     times = []
     for _ in range(4):
         started = time.perf_counter()
@@ -238,107 +301,22 @@ def timed(fn: Callable[[], Any], device: str) -> Quantiles:
     return Quantiles(times[1], times[0], times[2])
 
 
-def peak_memory(build: Callable[..., Callable[[], None]], *args: Any) -> tuple[float, float]:
-    """GiB: the peak of a second step of ``build(*args)``, and what it holds between steps."""
-    on_gpu = torch.cuda.is_available()
-    gc.collect()
-    before = torch.cuda.memory_allocated() if on_gpu else 0
-    step = build(*args)
-    step()
-    gc.collect()
-    if not on_gpu:
-        return float("nan"), float("nan")
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    held = torch.cuda.memory_allocated()
-    step()
-    return (torch.cuda.max_memory_allocated() - before) / 2**30, (held - before) / 2**30
-
-
-def verdict(figure: float, bar: float) -> str:
-    """Whether ``figure`` is at most ``bar``; what is 0 or NaN was not measured."""
-    return "-" if not (figure > 0 and bar > 0) else "ok" if figure <= bar else "MISSED"
-
-
-def fastvideo_scaled(results: Results, case: BlockCase, mode: str) -> float | None:
-    """FastVideo's figure in this run's milliseconds; dense attention grows with the square of the tokens."""
-    dense_alone = results.dense_alone.get((case.video, case.heads))
-    known = case.heads == 12 and case.sparsity == 0.9 and case.video in FASTVIDEO
-    if not known or dense_alone is None:
-        return None
-    milliseconds, tokens, heads = DENSE_REFERENCE
-    return FASTVIDEO[case.video][mode] * dense_alone / (milliseconds * (case.tokens / tokens) ** 2 * case.heads / heads)
-
-
-def table(results: Results, cases: list[BlockCase]) -> list[str]:
-    """Milliseconds per provider, ours over dense, and the bar from FastVideo's figure."""
-    short = [name.removesuffix("_compiled") for name in PROVIDERS]
-    head = "".join(f"{name.replace('_eager', ' eager'):>11}" for name in short)
-    lines = [f"{'ms':<24} {'':<9}{head} ours/dense  FastVideo scaled / factor = bar"]
-    for case in cases:
-        for mode in MODES:
-            figures = [results.milliseconds.get((case, name, mode), float("nan")) for name in PROVIDERS]
-            compiled, dense_block = figures[1], figures[2]
-            line = f"{case.name:<24} {mode:<9}" + "".join(f"{figure:>11.3f}" for figure in figures)
-            line += f"{compiled / dense_block:>11.3f}"
-            if mode == "inference" and case.sparsity == 0.9 and case.video == "480p":
-                line += f" (1/{DENSE_BLOCK_BAR:g} {verdict(compiled, dense_block / DENSE_BLOCK_BAR)})"
-            peer = fastvideo_scaled(results, case, mode)
-            if peer is not None:
-                factor = FASTVIDEO_FACTOR[case.video][mode]
-                line += f"  {peer:.2f} / {factor} = {peer / factor:.2f} {verdict(compiled, peer / factor)}"
-            lines.append(line)
-    for (video, heads), milliseconds in results.dense_alone.items():
-        lines.append(f"dense attention alone, {video} H{heads}: {milliseconds:.2f} ms")
-    return lines
-
-
-def plot(results: Results, cases: list[BlockCase], path: Path) -> None:
-    """Times over the dense block of the same case; skipped where matplotlib is missing."""
-    try:
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-        from matplotlib.figure import Figure
-    except ImportError:
-        print("matplotlib is not installed: no plot", file=sys.stderr)
-        return
-    figure = Figure(figsize=(max(7.0, 1.1 * len(cases) + 3), 7), layout="constrained")
-    FigureCanvasSVG(figure)
-    for axes, mode in zip(figure.subplots(2, 1, sharex=True), MODES, strict=True):
-        for place, provider in enumerate(PROVIDERS):
-            bars = [
-                results.milliseconds.get((case, provider, mode), float("nan"))
-                / results.milliseconds.get((case, "dense_compiled", mode), float("nan"))
-                for case in cases
-            ]
-            axes.bar([i + 0.2 * (place - 1.5) for i in range(len(cases))], bars, 0.19, label=provider.replace("_", " "))
-        label = "FastVideo compiled, scaled"
-        for i, case in enumerate(cases):
-            peer = fastvideo_scaled(results, case, mode)
-            block = results.milliseconds.get((case, "dense_compiled", mode))
-            if peer is not None and block:
-                axes.hlines(peer / block, i - 0.4, i + 0.4, colors="black", linestyles="dashed", label=label)
-                label = ""  # one entry of the legend
-        axes.set_ylabel(f"{mode}: time / dense block")
-        axes.set_xticks(range(len(cases)), [case.name.replace(" ", "\n") for case in cases])
-        axes.legend(fontsize="small", ncols=5, loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
-    figure.suptitle("Self-attention of a Wan block, time over the compiled block with dense cuDNN attention")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="480p, 12 heads, sparsity 0.9 only, where not given")
-    parser.add_argument("--providers", nargs="+", choices=PROVIDERS, default=list(PROVIDERS))
+    parser.add_argument("--precompile", type=int, metavar="N", help="compile in N processes first")
+    parser.add_argument("--cache", type=Path, help="where they leave it; default: a folder of the temporary ones")
+    parser.add_argument("--providers", nargs="+", choices=PROVIDERS)
     parser.add_argument("--shapes", nargs="+", choices=("480p", "720p"))
     parser.add_argument("--heads", type=int, nargs="+")
     parser.add_argument("--sparsity", type=float, nargs="+")
-    parser.add_argument("--lists", nargs="+", default=["selected"], help="selected, random, overlapNN (NN %%)")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--lists", nargs="+", help="selected, random, overlapNN (NN %%)")
+    parser.add_argument("--all", action="store_true", help="every provider on every case")
+    parser.add_argument("--parts", nargs="+", choices=PARTS)
     parser.add_argument("--backend", default="auto", help="as in vsa.options; auto is the best that runs here")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--verbose", action="store_true", help="print every kernel of the breakdown")
-    parser.add_argument("--output", type=Path, default=DATA / "bench_attention_block.csv")
+    parser.add_argument("--output", type=Path, default=RECORD)
     parser.add_argument("--plot", type=Path, help="default: beside the CSV, .svg")
     parser.add_argument("--commit", help="recorded commit, where the checkout has no git")
     parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
@@ -346,11 +324,34 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("no CUDA device: a block is measured on the GPU only")
+    small = args.quick or args.tiny
+    args.providers = args.providers or (["ours_eager", "ours_compiled"] if args.tiny else list(PROVIDERS))
+    args.lists = args.lists or (["selected"] if small else ["selected", "random", "overlap80"])
+    args.parts = args.parts or list(PARTS)
+    args.shapes = ["tiny"] if args.tiny else args.shapes or (["480p"] if args.quick else ["480p", "720p"])
+    args.heads = args.heads or ([2] if args.tiny else [12] if args.quick else [12, 40])
+    args.sparsity = args.sparsity or ([MAIN_SPARSITY] if small else [0.8, 0.9, 0.95])
     if bad := [name for name in args.lists if not re.fullmatch(r"selected|random|overlap\d\d?|overlap100", name)]:
         parser.error(f"--lists: got {', '.join(bad)}; allowed: selected, random, overlap0 to overlap100")
-    if args.device == "cpu" and args.output.parent == DATA:
+    if args.precompile is not None and args.precompile < 1:
+        parser.error(f"--precompile: got {args.precompile}; allowed: 1 or more processes")
+    if args.device == "cpu" and args.output.parent == RECORD.parent:
         args.output = Path(os.devnull)  # figures of a machine without a GPU are no record
     return args
+
+
+def jobs_of(runs: list[Run], stacks: list[BlockCase]) -> list[Job]:
+    """What has to be compiled. Eager runs only the kernels that the compiled code calls too."""
+    return [
+        *(
+            Job(run.case, run.provider, what)
+            for run in runs
+            for what in ("forward", "step")
+            if run.provider != "ours_eager"
+            and not (run.case.device == "cpu" and run.provider == "flex_compiled" and what == "step")
+        ),
+        *(job for case in stacks for job in stack_jobs(case)),
+    ]
 
 
 def main() -> None:
@@ -358,40 +359,42 @@ def main() -> None:
     shape = {"device": args.device, "seed": args.seed}
     if args.tiny:
         shape |= {"head_dim": 32, "dtype": torch.float32}
-    videos = ["tiny"] if args.tiny else args.shapes or (["480p"] if args.quick else ["480p", "720p"])
-    heads = args.heads or ([2] if args.tiny else [12] if args.quick else [12, 40])
-    sparsities = args.sparsity or ([0.9] if args.quick or args.tiny else [0.8, 0.9, 0.95])
     cases = [
         BlockCase(video, number, sparsity, lists, **shape)
-        for video in videos
-        for number in heads
-        for sparsity in sparsities
+        for video in args.shapes
+        for number in args.heads
+        for sparsity in args.sparsity
         for lists in args.lists
     ]
+    main_sparsity = MAIN_SPARSITY if MAIN_SPARSITY in args.sparsity else args.sparsity[0]
+    runs = plan(cases, args.providers, args.parts, main_sparsity, args.all)
+    stacks: list[BlockCase] = []
+    if "memory" in args.parts:
+        stacks = list(dict.fromkeys(replace(case, lists="selected", sparsity=main_sparsity) for case in cases))
     bench = Bench(RowWriter(args.output, args.commit), args.backend, args.verbose)
-    results = bench.results
+    if args.precompile:
+        use_cache(args.cache or Path(tempfile.gettempdir()) / "vsa_inductor_block_benchmark")
+        started = time.perf_counter()
+        for line in precompile(jobs_of(runs, stacks), args.precompile, args.backend):
+            print(f"# {line}", file=sys.stderr)
+        print(f"# precompiled in {time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)
     with vsa.options(backend=args.backend) if args.backend != "auto" else nullcontext():
-        for case in cases:
-            if "times" in args.parts:
+        if "times" in args.parts:
+            for case in {(case.video, case.heads): case for case in cases}.values():
                 bench.guarded(f"{case.name} dense alone", bench.measure_dense_alone, case)
-            expected = None
-            for provider in args.providers:
-                breaks_down = "breakdown" in args.parts and provider == "ours_compiled"
-                if "times" in args.parts or breaks_down:
-                    what = (case, provider, expected, "times" in args.parts, breaks_down)
-                    out = bench.guarded(f"{case.name} {provider}", bench.measure_provider, *what)
-                    expected = expected if out is None else out
-        if "memory" in args.parts:
-            for case in dict.fromkeys(replace(case, lists="selected", sparsity=sparsities[0]) for case in cases):
-                bench.guarded(f"{case.name} memory", bench.measure_memory, case)
-    if "times" in args.parts:
-        svg = args.plot or args.output.with_suffix(".svg")
-        if str(args.output) != os.devnull or args.plot:
-            plot(results, cases, svg)
-        print("\n".join(table(results, cases)))
-    print("\n".join(results.lines))
-    if results.failed:
-        sys.exit("\n".join(["failed:", *results.failed]))
+        for run in runs:
+            bench.guarded(f"{run.case.name} {run.provider}", bench.measure, run)
+        for case in stacks:
+            for attention in ATTENTIONS:
+                blocks = 3 if args.tiny else 8
+                bench.guarded(f"{case.name} memory {attention}", bench.measure_memory, case, attention, blocks)
+    # A command of its own run earlier at this commit belongs to the same table and plot.
+    rows = latest_rows(read_rows(args.output)) or bench.writer.rows
+    print(report(rows))
+    if str(args.output) != os.devnull or args.plot:
+        plot(rows, args.plot or args.output.with_suffix(".svg"))
+    if bench.failed:
+        sys.exit("\n".join(["failed:", *bench.failed]))
 
 
 if __name__ == "__main__":

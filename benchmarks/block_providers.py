@@ -20,7 +20,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 import vsa_inductor as vsa
 from vsa_inductor.selection import coarse_branch, coarse_scores, num_kept_blocks, tile_means
 
-VIDEO_SHAPES = {"480p": (21, 30, 52), "720p": (21, 45, 80), "tiny": (5, 6, 9)}
+VIDEO_SHAPES = {"480p": (21, 30, 52), "720p": (21, 45, 80), "tiny": (3, 5, 9)}
 SPARSE = ("ours_eager", "ours_compiled", "flex_compiled")
 PROVIDERS = ("ours_eager", "ours_compiled", "dense_compiled", "flex_compiled")
 
@@ -121,18 +121,36 @@ def block_lists(
     """
     device = generator.device
     rows = (batch, heads, num_blocks)
-    noise = torch.rand((*rows, num_blocks), device=device, generator=generator)
-    ids = noise.topk(kept, -1).indices
-    if overlap is not None:
+    if overlap is None:
+        ids = torch.rand((*rows, num_blocks), device=device, generator=generator).topk(kept, -1).indices
+    else:
         # Where more than half is kept, the lists of neighbours must meet in some blocks.
-        shared = max(round(overlap * kept), 2 * kept - num_blocks)
-        for row in range(1, num_blocks):
-            before = ids[:, :, row - 1]
-            order = torch.rand(before.shape, device=device, generator=generator).argsort(-1)
-            stay = before.gather(-1, order[..., :shared])
-            fresh = noise[:, :, row].scatter(-1, before, -1.0).topk(kept - shared, -1).indices
-            ids[:, :, row] = torch.cat((stay, fresh), -1)
+        entering = kept - max(round(overlap * kept), 2 * kept - num_blocks)
+        stream = _stream_of_ids(rows, kept + entering, kept + (num_blocks - 1) * entering, generator)
+        # A window over a stream in which no id returns too early: what a step adds is new, the rest is the neighbour's.
+        ids = stream.unfold(-1, kept, entering) if entering else stream[:, :, None, :kept].expand(*rows, kept)
+        ids = ids[:, :, :num_blocks]
     return ids.sort(-1).values.int(), torch.full(rows, kept, device=device, dtype=torch.int32)
+
+
+def _stream_of_ids(rows: tuple[int, int, int], apart: int, length: int, generator: torch.Generator) -> Tensor:
+    """Random block ids ``[B, H, length or more]``, every id at most once in ``apart`` consecutive places.
+
+    Each round holds all ids. From round to round they are shuffled inside segments, which are short enough that no id
+    comes back too early and whose bounds move, so that the ids mix.
+    """
+    num_blocks = rows[-1]
+    segment = max(1, num_blocks - apart + 1)
+    places = torch.arange(num_blocks, device=generator.device)
+    ids = torch.rand(rows, device=generator.device, generator=generator).argsort(-1)
+    rounds = [ids]
+    for number in range(1, -(-length // num_blocks)):
+        segments = (places + number * segment // 2 % segment) // segment
+        noise = torch.rand(rows, device=generator.device, generator=generator, dtype=torch.float64)
+        order = (segments + noise).argsort(-1)
+        ids = ids.gather(-1, order)
+        rounds.append(ids)
+    return torch.cat(rounds, -1)
 
 
 def rope_tables(case: BlockCase) -> Rope:
@@ -182,8 +200,7 @@ def ours(
     assert isinstance(sparse, Tensor)
     means = [tile_means(x, sizes, block) for x in (q, k, v)]
     coarse = coarse_branch(coarse_scores(means[0], means[1], q.shape[-1] ** -0.5), means[2])
-    per_token = torch.ops.vsa.untile_blocks(coarse, *tables, block)
-    return (torch.ops.vsa.untile(sparse, *tables) + gate * per_token).to(sparse.dtype)
+    return torch.ops.vsa.gated_combine(sparse, gate, coarse, *tables, block)
 
 
 class _Gather(torch.autograd.Function):
@@ -321,53 +338,3 @@ class Block:
 
     def step(self) -> tuple[Tensor, ...]:
         return self.backward(self.training_forward())
-
-
-def stacked_step(case: BlockCase, attention: str, num_blocks: int) -> Callable[[], None]:
-    """A training step of ``num_blocks`` blocks with their projections, each block compiled, for peak memory.
-
-    ``attention``: "gated" (ours with a projected gate), "ungated" (ours without a coarse branch, which has the weights
-    of the dense model) or "dense".
-    """
-    layout, rope, channels = case.layout(), rope_tables(case), case.channels
-    generator = case.generator()
-
-    def weight(*size: int) -> Tensor:
-        w = torch.randn(size, device=case.device, dtype=case.dtype, generator=generator) * channels**-0.5
-        return w.requires_grad_()
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None) -> Tensor:
-        if attention == "dense":
-            return dense(q, k, v)
-        out = vsa.video_sparse_attention(q, k, v, layout, sparsity=case.sparsity, gate=gate)
-        assert isinstance(out, Tensor)
-        return out
-
-    def block(x: Tensor, norms: list[Tensor], projections: list[Tensor]) -> Tensor:
-        to_out, *to_inputs = projections
-        q, k, v, *gate = (F.linear(x, w) for w in to_inputs)
-        q, k = (norm_and_rotate(y, 1 + w, rope, case.heads) for y, w in zip((q, k), norms, strict=True))
-        v, *gate = (y.unflatten(2, (case.heads, -1)) for y in (v, *gate))
-        return x + F.linear(attend(q, k, v, gate[0] if gate else None).flatten(2), to_out)
-
-    compiled = (
-        torch.compile(block, fullgraph=True, dynamic=False)
-        if attention == "dense"
-        else vsa.compile(block, dynamic=False)
-    )
-    projections = 5 if attention == "gated" else 4
-    weights = [
-        ([weight(channels) for _ in range(2)], [weight(channels, channels) for _ in range(projections)])
-        for _ in range(num_blocks)
-    ]
-    x, dout = case.randn(2, case.batch, case.tokens, channels)
-    leaves = [w for norms, matrices in weights for w in (*norms, *matrices)]
-
-    def step() -> None:
-        # As the first block of a model does: its input needs a gradient too.
-        start = y = x.detach().requires_grad_()
-        for norms, matrices in weights:
-            y = compiled(y, norms, matrices)
-        torch.autograd.grad(y, [start, *leaves], dout)
-
-    return step

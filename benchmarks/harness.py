@@ -6,7 +6,7 @@ import csv
 import datetime
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,24 +51,42 @@ def replay(fn: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def git_commit() -> str:
-    """Short hash of the checkout with "+" when it has changes, or "unknown" outside of one."""
+    """Short hash of the checkout with "+" when it has changes besides the records, or "unknown" outside of one."""
     root = Path(__file__).resolve().parent
     try:
         commit = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, check=True
         ).stdout.strip()
-        status = ["git", "status", "--porcelain", "--untracked-files=no"]
+        # Rows of the run before must not make the rows of this one another commit's.
+        status = ["git", "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude)data"]
         changed = subprocess.run(status, cwd=root, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return commit + ("+" if changed.strip() else "")
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a record, ``config`` as a dictionary; none where there is no file."""
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return [{**row, "config": json.loads(row["config"])} for row in csv.DictReader(file)]
+
+
+def latest_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of the commit and machine that wrote last, whichever number of commands wrote them."""
+    if not rows:
+        return []
+    same = ("commit", "gpu", "torch")
+    return [row for row in rows if all(row[name] == rows[-1][name] for name in same)]
+
+
 class RowWriter:
-    """Appends rows to a CSV file; machine, versions, commit and time are filled in."""
+    """Appends rows to a CSV file; machine, versions, commit and time are filled in. ``rows``: what this one wrote."""
 
     def __init__(self, path: Path, commit: str | None = None) -> None:
         self._path = path
+        self.rows: list[dict[str, Any]] = []
         self._same = {
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
             "torch": torch.__version__,
@@ -91,7 +109,7 @@ class RowWriter:
         """Append one row; `mode` is forward, backward, step or inference."""
         new = not self._path.exists()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        row = {
+        row: dict[str, Any] = {
             "kernel": kernel,
             "provider": provider,
             "mode": mode,
@@ -104,6 +122,7 @@ class RowWriter:
             **self._same,
             "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         }
+        self.rows.append({name: str(value) for name, value in row.items()} | {"config": json.loads(row["config"])})
         with self._path.open("a", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS)
             if new:

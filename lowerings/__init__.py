@@ -13,17 +13,33 @@ from typing import Any
 import torch
 
 from vsa_inductor.backends.identity import lowering_hash
+from vsa_inductor.reference import gated_combine as combine_in_torch
+from vsa_inductor.reference import gated_combine_backward as combine_backward_in_torch
 from vsa_inductor.reference import tile_by_scatter
+from vsa_inductor.reference import tile_sums as tile_sums_in_torch
+from vsa_inductor.reference import tile_sums_backward as spread_rows_in_torch
 
 from . import _inductor_compat as compat
-from . import attention, attention_backward, tile, untile, untile_blocks
+from . import (
+    attention,
+    attention_backward,
+    gated_combine,
+    gated_combine_backward,
+    tile,
+    tile_sums,
+    tile_sums_backward,
+    untile,
+)
 
 TIERS = ("lowering", "decomposition", "opaque")
 
 _TABLE: dict[str, tuple[torch._ops.OpOverload, Callable[..., Any] | None, Callable[..., Any]]] = {
     "tile": (tile.OP, tile.lower, tile_by_scatter),
+    "tile_sums": (tile_sums.OP, tile_sums.lower, tile_sums_in_torch),
+    "tile_sums_backward": (tile_sums_backward.OP, tile_sums_backward.lower, spread_rows_in_torch),
     "untile": (untile.OP, untile.lower, untile.decompose),
-    "untile_blocks": (untile_blocks.OP, None, untile_blocks.decompose),
+    "gated_combine": (gated_combine.OP, gated_combine.lower, combine_in_torch),
+    "gated_combine_backward": (gated_combine_backward.OP, gated_combine_backward.lower, combine_backward_in_torch),
     "attention": (attention.OP, attention.lower, attention.decompose),
     "attention_backward": (attention_backward.OP, attention_backward.lower, attention_backward.decompose),
 }

@@ -14,13 +14,15 @@ import inspect
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass
 from torch._inductor.custom_graph_pass import get_hash_for_files as get_hash_for_files
+
+from ._captured import CapturedGraph, calls_of, captured
+from ._formula import Formula, Ranges, folded, position_in
 
 
 def expand_mode(mode: str | None, dynamic: bool | None) -> dict[str, Any]:
@@ -28,20 +30,6 @@ def expand_mode(mode: str | None, dynamic: bool | None) -> dict[str, Any]:
     from torch._inductor import list_mode_options
 
     return dict(list_mode_options(mode, dynamic)) if mode not in (None, "default") else {}
-
-
-def correct_fusions() -> dict[str, tuple[Any, str]]:
-    """Options that switch off what this torch is known to compile wrongly: name -> (value, what goes wrong)."""
-    version: Any = torch.torch_version.TorchVersion(torch.__version__)
-    # Seen with torch 2.13 in a Wan block with a learned gate: an outer loop is vectorised over tokens that share one
-    # local buffer. No version is known to be free of it; the option only touches code for the CPU.
-    found = {"cpp.max_horizontal_fusion_size": (1, "on the CPU gradients through four projections of one norm")}
-    if version >= (2, 10):
-        # Seen on an H200 with torch 2.11: gradients of Wan's scale_shift_table 20 to 480 times off, dense or sparse.
-        # The code at fault stands unchanged up to 2.14.1; an upper bound waits for a release where it does not.
-        reason = "on CUDA gradients of a modulation table that several norms share (pytorch issue 193061)"
-        found["triton.mix_order_reduction"] = (False, reason)
-    return found
 
 
 def pass_in_force() -> tuple[Any, ...]:
@@ -125,40 +113,6 @@ def graph_breaks() -> Iterator[list[tuple[str, int, str]]]:
         log.propagate, log.disabled = propagate, disabled
 
 
-@dataclass(frozen=True)
-class CapturedNode:
-    """A call in an FX graph.
-
-    ``op`` is what it calls, ``origin`` the operator it was decomposed from, both as ``namespace.name``; ``source`` the
-    call in the traced program that it belongs to, also from the backward; empty for what a pass added.
-    """
-
-    name: str
-    op: str
-    origin: str
-    source: str
-    arguments: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class CapturedGraph:
-    """One compilation by Inductor.
-
-    Attributes:
-        index: which of Dynamo's graphs it belongs to, from 0.
-        direction: ``"forward"``, ``"backward"``, or ``"inference"`` when no gradient was asked for.
-        nodes: the calls of the graph that Inductor was given, after decomposition and partitioning.
-        code: the generated Python module; empty when there was nothing to generate.
-        launch_nodes: handle of a launch in ``code`` -> the calls that it carries out, in graph order.
-    """
-
-    index: int
-    direction: str
-    nodes: tuple[CapturedNode, ...]
-    code: str
-    launch_nodes: dict[str, tuple[CapturedNode, ...]]
-
-
 class CaptureBackend:
     """A backend for ``torch.compile``: compiles with Inductor and keeps a :class:`CapturedGraph` per compilation."""
 
@@ -187,7 +141,7 @@ class CaptureBackend:
         direction = (
             "backward" if kwargs.get("is_backward") else "inference" if kwargs.get("is_inference") else "forward"
         )
-        nodes = tuple(_captured(node) for node in _calls(gm))
+        nodes = tuple(captured(node) for node in calls_of(gm))
         codes: list[str] = []
         launches: dict[str, list[str]] = {}
 
@@ -203,48 +157,12 @@ class CaptureBackend:
         finally:
             GraphLowering.save_output_code = previous
         # Post-grad passes changed the graph in place; kernels speak of the nodes after them.
-        after = [_captured(node) for node in _calls(gm)]
+        after = [captured(node) for node in calls_of(gm)]
         launch_nodes = {
             handle: tuple(node for node in after if node.name in names) for handle, names in launches.items()
         }
         self.graphs.append(CapturedGraph(index, direction, nodes, codes[-1] if codes else "", launch_nodes))
         return compiled
-
-
-def _calls(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
-    return (node for node in gm.graph.nodes if node.op == "call_function")
-
-
-def _captured(node: torch.fx.Node) -> CapturedNode:
-    op = _op_name(node.target)
-    origin = _op_name(node.meta.get("original_aten")) or op
-    # Backward nodes carry the stack of the forward call whose gradient they belong to.
-    stack = node.meta.get("fwd_source_fn_stack") or node.meta.get("source_fn_stack")
-    source = stack[-1][0] if stack else ""
-    return CapturedNode(node.name, op, origin, source, _arguments(node))
-
-
-def _op_name(target: Any) -> str:
-    if isinstance(target, torch._ops.OpOverload):
-        return str(target.overloadpacket)
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        return str(target)
-    if isinstance(target, torch._ops.HigherOrderOperator):
-        return target.name()
-    return getattr(target, "__name__", "") if target is not None else ""
-
-
-def _arguments(node: torch.fx.Node) -> dict[str, Any]:
-    """Argument name -> value, nodes replaced by the fake tensors that they stand for."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return {}
-    values: dict[str, Any] = {}
-    for position, argument in enumerate(node.target._schema.arguments):
-        value = (
-            node.args[position] if position < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
-        )
-        values[argument.name] = torch.fx.map_arg(value, lambda n: n.meta.get("val"))
-    return values
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -417,35 +335,13 @@ def reads_a_reduction(x: Any) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Formula part: what a value that is not a buffer yet is made of, as a plain tree, for lowerings that recognise a form.
+# Formula part: what a value that is not a buffer yet is made of (_formula.py), for lowerings that recognise a form.
 
 
-@dataclass(frozen=True)
-class Formula:
-    """A node; not a tuple, because Inductor takes those apart as several results."""
-
-    parts: tuple[Any, ...]
-
-    def __getitem__(self, place: Any) -> Any:
-        return self.parts[place]
-
-
-class Known(Protocol):
-    """What is known about the symbols of a formula."""
-
-    def holds(self, relation: Any) -> bool | None:
-        """Whether a sympy relation holds for every index, or for none; None if that depends."""
-
-    def simplified(self, index: Any) -> Any:
-        """A sympy index with what is known put in."""
-
-
-def formula(x: Any, index: Sequence[Any], known: Known) -> Formula:
+def formula(x: Any, index: Sequence[Any], known: Ranges) -> Formula:
     """The formula of one element of ``x``, buffers that are pointwise work of this graph looked through.
 
-    Nodes are ``("load", buffer name, sympy index)``, ``("constant", number)``, ``("index", sympy expression)`` and
-    ``(operation, *nodes)``; conversions of dtype are left out. Where a comparison of index expressions is known, masks
-    and selections disappear.
+    Conversions of dtype are left out. Where a comparison of index expressions is known, masks and selections disappear.
     """
     from torch._inductor.virtualized import V
 
@@ -454,18 +350,24 @@ def formula(x: Any, index: Sequence[Any], known: Known) -> Formula:
 
 
 def reduction_formula(
-    name: str, index: Sequence[Any], inner: Sequence[Any], known: Known
+    name: str, index: Sequence[Any], inner: Sequence[Any], known: Ranges
 ) -> tuple[Sequence[Any], Formula] | None:
     """Sizes (outer, then reduced) and summand of a sum that makes buffer ``name``; None if it is anything else."""
     from torch._inductor.virtualized import V
 
-    data = getattr(_buffer(name), "data", None)
-    if not isinstance(data, _ir().Reduction) or data.reduction_type != "sum":
+    if not is_sum(name):
         return None
+    data = _buffer(name).data
     if (len(data.ranges), len(data.reduction_ranges)) != (len(index), len(inner)):
         return None
     with _indexing(), V.set_ops_handler(_recorder(known)):
         return [*data.ranges, *data.reduction_ranges], _node(data.inner_fn(list(index), list(inner)))
+
+
+def is_sum(name: str) -> bool:
+    """Whether a sum makes buffer ``name``."""
+    data = getattr(_buffer(name), "data", None)
+    return isinstance(data, _ir().Reduction) and data.reduction_type == "sum"
 
 
 def load_index(name: str, index: Sequence[Any]) -> Any:
@@ -519,54 +421,33 @@ def _node(value: Any) -> Formula:
     return value
 
 
-_COMPARISONS = {"eq": "Eq", "ne": "Ne", "lt": "StrictLessThan", "le": "LessThan", "gt": "StrictGreaterThan"}
-_COMPARISONS["ge"] = "GreaterThan"
-
-
-def _recorder(known: Known) -> Any:
+def _recorder(known: Ranges) -> Any:
     import sympy
     from torch._inductor.ops_handler import DefaultHandler
 
-    def truth(node: Formula) -> bool | None:
-        return bool(node[1]) if node[0] == "constant" else None
-
     class Recorder(DefaultHandler):
         def _default(self, name: str, args: Any, kwargs: Any) -> Formula:
-            nodes = [_node(arg) for arg in args]
-            if name in _COMPARISONS and all(node[0] in ("index", "constant") for node in nodes):
-                held = known.holds(getattr(sympy, _COMPARISONS[name])(nodes[0][1], nodes[1][1]))
-                if held is not None:
-                    return Formula(("constant", held))
-            if name in ("and_", "logical_and") and False in map(truth, nodes):
-                return Formula(("constant", False))
-            if name in ("and_", "logical_and") and True in map(truth, nodes):
-                return nodes[0] if truth(nodes[1]) else nodes[1]
-            if name == "where" and truth(nodes[0]) is not None:
-                return nodes[1] if truth(nodes[0]) else nodes[2]
-            return Formula((name, *nodes))
+            return folded(name, [_node(arg) for arg in args], known)
 
         def load(self, name: str, index: Any) -> Formula:
             # Inductor wraps what must not be simplified in an Identity.
-            index = sympy.expand(index, identity=True)
+            index = known.simplified(sympy.expand(index, identity=True))
             buffer = _buffer(name)
             ir = _ir()
             if isinstance(buffer, ir.ComputedBuffer) and isinstance(buffer.data, ir.Pointwise):
-                place = _position_in(buffer, known.simplified(index))
+                place = position_in(buffer.get_size(), buffer.get_stride(), index)
                 if place is not None:
                     return _node(buffer.data.inner_fn(place))
-            return Formula(("load", name, sympy.expand(known.simplified(index))))
+            return Formula(("load", name, index))
 
         def masked(self, mask: Any, body: Callable[[], Any], other: Any) -> Formula:
-            held = truth(_node(mask))
-            if held is None:
-                return Formula(("masked", _node(mask), _node(body()), Formula(("constant", other))))
-            return _node(body()) if held else Formula(("constant", other))
+            return folded("masked", (_node(mask), _node(body()), Formula(("constant", other))), known)
 
         def constant(self, value: Any, dtype: Any) -> Formula:
             return Formula(("constant", value))
 
         def index_expr(self, expr: Any, dtype: Any) -> Formula:
-            expr = sympy.expand(sympy.sympify(expr), identity=True)
+            expr = known.simplified(sympy.expand(sympy.sympify(expr), identity=True))
             return Formula(("constant", int(expr)) if expr.is_Integer else ("index", expr))
 
         def to_dtype(self, x: Any, *args: Any, **kwargs: Any) -> Formula:
@@ -575,20 +456,145 @@ def _recorder(known: Known) -> Any:
     return Recorder()
 
 
-def _position_in(buffer: Any, index: Any) -> list[Any] | None:
-    """The indices per axis that make ``index`` in a buffer with static strides; None where they cannot be told."""
-    import sympy
+# ---------------------------------------------------------------------------------------------------------------------
+# Graph part: what stands around the call that is being lowered.
 
-    sizes, strides = buffer.get_size(), buffer.get_stride()
-    if not all(getattr(stride, "is_Integer", isinstance(stride, int)) for stride in strides):
+
+def current_node() -> Any:
+    """The call that is being lowered."""
+    from torch._inductor.virtualized import V
+
+    return V.graph.current_node
+
+
+def notes() -> dict[torch.fx.Node, Any]:
+    """What lowerings of this graph leave, by call, for those that read its result: values may be gone by then."""
+    from torch._inductor.virtualized import V
+
+    return V.graph.__dict__.setdefault("_vsa_notes", {})
+
+
+def is_buffer(x: Any) -> bool:
+    """Whether ``x`` is a buffer or graph input as it stands: neither a view of one nor yet to be computed."""
+    ir = _ir()
+    while isinstance(x, (ir.TensorBox, ir.StorageBox)):
+        x = x.data
+    return isinstance(x, ir.Buffer)
+
+
+def value_kept(node: torch.fx.Node) -> Any | None:
+    """The value of ``node`` where it is made and still to be read."""
+    from torch._inductor.virtualized import V
+
+    return V.graph.env.get(node)
+
+
+def value_of(node: torch.fx.Node) -> Any | None:
+    """The value of ``node``, made now where the graph has not come to it yet; None where it is no longer to be had."""
+    from torch._inductor.virtualized import V
+
+    graph, pending = V.graph, [node]
+    if node.op == "placeholder":
+        return graph.graph_inputs[str(node.target)]
+    if node not in graph.env and node < graph.current_node:
+        # Values are dropped after their last reader; a buffer stays.
+        made = [buffer.get_name() for buffer in graph.buffers if buffer.get_origin_node() is node]
+        return buffer_value(made[0]) if len(made) == 1 else None
+    while pending:
+        missing = [needed for needed in pending[-1].all_input_nodes if needed not in graph.env]
+        if pending[-1] in graph.env:
+            pending.pop()
+        elif missing:
+            pending += missing
+        else:
+            # The interpreter passes over nodes that have a value.
+            graph.env[pending[-1]] = graph.run_node(pending[-1])
+    return graph.env[node]
+
+
+def with_strides(node: torch.fx.Node) -> Any | None:
+    """The value of ``node`` in memory, with the strides that the graph says; None where it is no longer to be had."""
+    value, meant = value_of(node), _real(node.meta["val"])
+    if value is None:
         return None
-    rest, place = sympy.expand(index), [sympy.Integer(0)] * len(sizes)
-    for axis in sorted(range(len(sizes)), key=lambda axis: -int(strides[axis])):
-        if sizes[axis] == 1 or strides[axis] == 0:
-            continue
-        for term in sympy.Add.make_args(rest):
-            factor, symbols = term.as_coeff_Mul()
-            part = sympy.floor(factor / strides[axis]) if factor >= 0 else sympy.Integer(0)
-            place[axis] += part * symbols
-            rest -= part * strides[axis] * symbols
-    return place if rest == 0 else None
+    if node.meta["val"].is_complex():
+        value = opaque(torch.ops.aten.view_as_real.default, value)
+    value.realize()
+    return _ir().ExternKernel.require_exact_strides(value, meant.stride())
+
+
+def _real(value: Any) -> Any:
+    return torch.view_as_real(value) if isinstance(value, torch.Tensor) and value.is_complex() else value
+
+
+def sizes_of(node: torch.fx.Node) -> list[Any]:
+    """The shape of ``node`` as lowerings have it."""
+    return [size.node.expr if isinstance(size, torch.SymInt) else size for size in node.meta["val"].shape]
+
+
+def make(node: torch.fx.Node, value: Any) -> None:
+    """Gives ``node`` a value before the graph comes to it, which then does not lower it."""
+    from torch._inductor.virtualized import V
+
+    V.graph.env[node] = value
+
+
+def _lowering_call(lowering: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that Inductor calls with boxes instead of looking for its lowering."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return lowering(*args, **kwargs)
+
+    call._inductor_lowering_function = True  # type: ignore[attr-defined]
+    return call
+
+
+def cat_in_loops(inputs: Sequence[Any], dim: int = 0) -> Any:
+    """`aten.cat` as a loop that selects: Inductor copies each part into place where that is cheaper."""
+    from torch._inductor.lowering import pointwise_cat
+
+    return pointwise_cat(inputs, dim % len(inputs[0].get_size()))
+
+
+@contextlib.contextmanager
+def trial(
+    inputs: Sequence[torch.fx.Node],
+    outputs: Sequence[torch.fx.Node],
+    substitute: Callable[[torch.fx.Node], Callable[..., Any] | None],
+) -> Iterator[dict[torch.fx.Node, Any]]:
+    """Lowers what stands between ``inputs`` and ``outputs`` in a graph of its own, to read formulas from.
+
+    Yields the values by node, good inside the context only; the input at place n is a buffer called ``input_n``. Sums
+    stay whole and pointwise work is not materialised. The real graph sees nothing of it. ``substitute`` may name a
+    lowering in place of a call's own; complex inputs are real, with a last axis of two.
+    """
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import V
+
+    graph, copies = torch.fx.Graph(), {}
+    values = [_real(node.meta["val"]) for node in inputs]
+    for place, (node, value) in enumerate(zip(inputs, values, strict=True)):
+        copies[node] = graph.placeholder(f"input_{place}")
+        copies[node].meta["val"] = value
+
+    def copy(node: torch.fx.Node) -> torch.fx.Node:
+        if node not in copies:
+            for needed in node.all_input_nodes:
+                copy(needed)
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            replacement = substitute(node)
+            if replacement is not None:
+                copies[node].target = _lowering_call(replacement)
+        return copies[node]
+
+    for node in outputs:
+        copy(node)
+    graph.output(())
+    whole = {"split_reductions": False, "realize_reads_threshold": 1 << 20, "realize_opcount_threshold": 1 << 20}
+    lowering = GraphLowering(torch.fx.GraphModule({}, graph), values, shape_env=V.graph._shape_env)
+    lowering.args_iter = iter(values)
+    with inductor_config.patch(whole), V.set_graph_handler(lowering), V.set_current_node(None):
+        for node in graph.nodes:
+            if node.op != "output":
+                lowering.env[node] = lowering.run_node(node)
+        yield {node: lowering.env[copied] for node, copied in copies.items()}

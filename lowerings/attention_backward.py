@@ -5,6 +5,7 @@ What stands around the call follows from the backend's contract and is written i
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,8 +73,35 @@ def lower(*args: Any) -> Any:
     def native(*arguments: Any) -> Any:
         return compat.opaque(chosen.backward_op, *arguments)
 
-    arguments = (*operands, needs_dq, needs_dkv)
-    return backward_around(InductorArithmetic(), chosen.contract, native, *arguments)
+    arguments = (*operands, needs_dq, needs_dkv, _known_row_sums())
+    grads = backward_around(InductorArithmetic(), chosen.contract, native, *arguments)
+    compat.notes()[compat.current_node()] = grads
+    return grads
+
+
+def reader_of(node: torch.fx.Node, place: int) -> torch.fx.Node | None:
+    """The `vsa::attention_backward` whose dout is output ``place`` of ``node``."""
+    for output in node.users:
+        if output.target is operator.getitem and output.args[1] == place:
+            for user in output.users:
+                if user.target is OP and user.args[0] is output:
+                    return user
+    return None
+
+
+def reads_rows(node: torch.fx.Node | None) -> bool:
+    """Whether the backend of a `vsa::attention_backward` reads dout as rows, and not only through its transpose."""
+    if node is None or node.args[15] == AUTO:
+        return True
+    return capability.backend_named(str(node.args[15])).contract.reads_rows
+
+
+def _known_row_sums() -> Any | None:
+    """rowsum(out * dout) where the call that made dout left it (`gated_combine_backward`)."""
+    dout, out = (compat.current_node().args[place] for place in (0, 5))
+    source = dout.args[0] if dout.target is operator.getitem else dout
+    of_out, sums = compat.notes().get(source, (None, None))
+    return sums if of_out is out else None
 
 
 def decompose(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

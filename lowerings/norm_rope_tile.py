@@ -4,14 +4,15 @@ The generated loop reads a row twice and evaluates both halves of a rotation for
 29 % of the memory limit on an H200. The user's code stays ordinary torch: what is recognised is the formula of an
 element, not the way it was written. Each element of a pair must be a sum of at most two products
 ``x * rstd [* weight] [* table]`` over the pair's two elements of x, where rstd is ``rsqrt(sum of x**2 / n + eps)`` over
-all heads together or each head. Pairs are tried as interleaved (2i, 2i + 1) and as halves (i, i + D / 2). Anything else
-takes the generic path of `tile`.
+all heads together or each head, or is missing. Pairs are tried as interleaved (2i, 2i + 1) and as halves.
+Anything else takes the generic path of `tile`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,52 +20,49 @@ import sympy
 import torch
 
 from . import _inductor_compat as compat
+from ._formula import ROTATIONS, B, Formula, H, I, OtherForm, Product, Ranges, S, even, places, products, strides
+from ._neighbourhood import SUMS, inputs_of, name, operand
+from ._substitutes import is_complex, substitute
 
 OP = torch.ops.vsa.norm_rope_tile.default
 
-_B, _S, _H, _I = sympy.symbols("b s h i", integer=True, nonnegative=True)
 _enabled = True
 
 
 @dataclass(frozen=True)
-class Product:
-    """One summand: a constant factor and what it multiplies."""
-
-    factor: float
-    atoms: tuple[compat.Formula, ...]
-
-
-@dataclass(frozen=True)
 class Norm:
-    """What makes rstd: squares of ``divisor`` elements of x summed in ``sums``; a head of x starts at ``base``."""
+    """What makes rstd: squares of ``divisor`` elements of x summed in the buffer ``sums``."""
 
-    x: str
     sums: str
-    base: Any
     per_head: bool
     divisor: float
     eps: float
 
 
 @dataclass(frozen=True)
-class Match:
-    """What was recognised, in the terms of the operator."""
+class Rotation:
+    """How the pairs of `Products` are combined: four tables and signs, none where nothing is rotated."""
 
-    norm: Norm
+    name: str
+    tables: tuple[str, ...] = ()
+    table_index: tuple[Any, ...] = ()
+    signs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Match:
+    """What was recognised, in the terms of the operator; a head of x starts at ``base``."""
+
+    x: str
+    base: Any
+    norm: Norm | None
     weight: str | None
     weight_index: tuple[Any, ...]
-    tables: tuple[str, ...]
-    table_index: tuple[Any, ...]
-    signs: tuple[float, ...]
-    rotation: str
+    rotation: Rotation
 
     @property
     def x_index(self) -> tuple[Any, ...]:
-        return _strides(self.norm.base, (_B, _S, _H))
-
-
-class _OtherForm(Exception):
-    """The formula is not of the form; the generic path takes it."""
+        return strides(self.base, (B, S, H))
 
 
 @contextlib.contextmanager
@@ -78,207 +76,212 @@ def recognising(enabled: bool) -> Iterator[None]:
         _enabled = before
 
 
-def lower(x: Any, slot_token: Any) -> Any | None:
-    """The tiles of ``x`` by one kernel of ours; None where its formula has another form or no kernel can run it."""
-    B, S, H, D = x.get_size()
-    if not _enabled or not _has_kernel(x, D):
+def has_kernel(x: Any, D: Any) -> bool:
+    """Whether recognition is on, and a kernel runs on the device, dtype and head dim of ``x``."""
+    half_precision = x.get_dtype() in (torch.bfloat16, torch.float16)
+    return _enabled and x.get_device().type == "cuda" and half_precision and D in (32, 64, 128, 256)
+
+
+def lower(x: Any, slot_token: Any, block_size: int) -> tuple[Any, Any] | None:
+    """The tiles of ``x`` and their sums by one kernel of ours; None where its formula has another form.
+
+    Args:
+        x: ``[B, S, H, D]``, not yet computed.
+        block_size: of the blocks to sum over, 0 for no sums.
+    """
+    match = recognise(x)
+    read: Callable[[str], Any] = compat.buffer_value
+    squares_read_by = match.norm.sums if match is not None and match.norm is not None else None
+    if match is None or match.norm is None:
+        # Inductor leaves complex products to a library, which hides the norm in front of them.
+        on_trial = _recognise_complex(compat.current_node().args[0])
+        if on_trial is not None:
+            match, read, squares_read_by = on_trial
+    if match is None or (match.norm is None and not match.rotation.tables and not block_size):
         return None
-    match = recognise(x, int(D))
-    if match is None:
+    norm = match.norm
+    try:
+        operands = (
+            read(match.x),
+            match.weight and read(match.weight),
+            [read(table) for table in match.rotation.tables],
+        )
+    except OtherForm:
         return None
-    tiled, sums = compat.opaque(
+    tiled, squares, sums = compat.opaque(
         OP,
-        compat.buffer_value(match.norm.x),
-        None if match.weight is None else compat.buffer_value(match.weight),
-        [compat.buffer_value(table) for table in match.tables],
+        *operands,
         slot_token,
         list(match.x_index),
         list(match.weight_index),
-        list(match.table_index),
-        list(match.signs),
-        [B, S, H, D],
-        match.rotation,
-        match.norm.per_head,
-        match.norm.divisor,
-        match.norm.eps,
+        list(match.rotation.table_index),
+        list(match.rotation.signs),
+        list(x.get_size()),
+        match.rotation.name,
+        "none" if norm is None else "head" if norm.per_head else "all",
+        1.0 if norm is None else norm.divisor,
+        0.0 if norm is None else norm.eps,
+        block_size,
     )
-    # Training keeps rstd: it is made from our sums instead of by a second pass over x.
-    compat.read_instead(match.norm.sums, sums)
-    return tiled
+    if squares_read_by is not None:
+        # Training keeps rstd: it is made from our sums instead of by a second pass over x.
+        compat.read_instead(squares_read_by, squares)
+    return tiled, sums
 
 
-def _has_kernel(x: Any, D: Any) -> bool:
-    half_precision = x.get_dtype() in (torch.bfloat16, torch.float16)
-    return x.get_device().type == "cuda" and half_precision and D in (32, 64, 128, 256)
+def _recognise_complex(source: torch.fx.Node) -> tuple[Match, Callable[[str], Any], str | None] | None:
+    """The match of a prologue with complex numbers, how to read its operands, and the buffer that sums squares."""
+    try:
+        inputs, met = inputs_of([source], through={*SUMS, "aten.rsqrt"})
+    except OtherForm:
+        return None
+    if not any(map(is_complex, met)):
+        return None
+    with compat.trial(inputs, [source], substitute) as values:
+        match = recognise(values[source])
+    if match is None:
+        return None
+    roots = [value for n in met if name(n) == "aten.rsqrt" and (value := compat.value_kept(n)) is not None]
+    sums = _summed_in(roots[0]) if len(roots) == 1 else None
+    return match, functools.partial(operand, inputs), sums
 
 
-def recognise(x: Any, D: int) -> Match | None:
-    """The match of ``x`` ``[B, S, H, D]``, or None."""
-    for rotation, places in (("interleaved", (2 * _I, 2 * _I + 1)), ("half", (_I, _I + D // 2))):
-        try:
-            return _match(x, D, rotation, places)
-        except _OtherForm:
-            continue
+def _summed_in(root: Any) -> str | None:
+    """The buffer of square sums under a root that is kept."""
+    index = [B, S, H, 0][: len(root.get_size()) - 1]
+    formula = compat.formula(root, [*index, 0] if len(index) < 4 else index, Ranges(1, 1))
+    with contextlib.suppress(OtherForm):
+        loads = [atom for part in products(formula[1]) for atom in part.atoms if atom[0] == "load"]
+        if len(loads) == 1 and compat.is_sum(loads[0][1]):
+            return str(loads[0][1])
     return None
 
 
-class _PairRange:
-    """`compat.Known`: the pair's number runs from 0 to D / 2, few enough to try all."""
-
-    def __init__(self, D: int) -> None:
-        self.values = range(D // 2)
-
-    def holds(self, relation: Any) -> bool | None:
-        if relation in (sympy.true, sympy.false):
-            return bool(relation)
-        if relation.free_symbols != {_I}:
-            return None
-        found = {bool(relation.subs(_I, value)) for value in self.values}
-        return found.pop() if len(found) == 1 else None
-
-    def simplified(self, index: Any) -> Any:
-        """Replaces roundings and remainders of the pair's number that are linear in it."""
-        index = sympy.sympify(index)
-        for part in sorted(index.atoms(sympy.Function), key=sympy.count_ops):
-            if part.free_symbols == {_I}:
-                first, second = (part.subs(_I, value) for value in (0, 1))
-                line = first + (second - first) * _I
-                if all(part.subs(_I, value) == line.subs(_I, value) for value in self.values):
-                    index = index.subs(part, line)
-        return index
+def recognise(x: Any) -> Match | None:
+    """The match of ``x`` ``[B, S, H, D]``, or None."""
+    *_, num_heads, D = x.get_size()
+    if not all(getattr(size, "is_Integer", isinstance(size, int)) for size in (num_heads, D)):
+        return None
+    for rotation in ROTATIONS:
+        with contextlib.suppress(OtherForm):
+            return _match(x, int(num_heads), int(D), rotation)
+    return None
 
 
-# Which element of the pair a product holds -> its sign and the loads besides x.
-_Row = dict[int, tuple[float, list[compat.Formula]]]
+# Which element of the pair a product holds -> its factor and the loads besides it.
+Row = dict[int, tuple[float, list[Formula]]]
 
 
-def _match(x: Any, D: int, rotation: str, places: tuple[Any, Any]) -> Match:
-    known = _PairRange(D)
-    outputs = [_products(compat.formula(x, (_B, _S, _H, place), known)) for place in places]
-    norm = _norm(x, outputs[0][0], D, known)
-    # Pairs are read as 32-bit words, of x and of a weight as narrow.
-    if any(not (value.is_Integer and int(value) % 2 == 0) for value in _strides(norm.base, (_B, _S, _H))):
-        raise _OtherForm
-    elements = [compat.Formula(("load", norm.x, sympy.expand(norm.base + place))) for place in places]
-    rows = [_row(products, elements) for products in outputs]
-    weight, weight_index = _take_weight(rows, places)
-    if any(not (value.is_Integer and int(value) % 2 == 0) for value in map(sympy.sympify, weight_index)):
-        raise _OtherForm
-    tables: list[compat.Formula] = []
-    signs: list[float] = []
-    if [set(row) for row in rows] == [{0}, {1}]:
-        if rotation != "interleaved" or any(row[place] != (1.0, []) for place, row in enumerate(rows)):
-            raise _OtherForm
-        rotation = "none"
+def _match(x: Any, num_heads: int, D: int, rotation: str) -> Match:
+    known = Ranges(num_heads, D // 2)
+    pair = places(rotation, D)
+    outputs = [products(compat.formula(x, (B, S, H, place), known)) for place in pair]
+    roots = {atom for output in outputs for product in output for atom in product.atoms if atom[0] == "rsqrt"}
+    if not roots:
+        norm = None
+        buffer, base = _only_operand(outputs, pair)
+    elif len(roots) == 1:
+        norm, buffer, base = _norm(x, roots.pop(), D, known)
     else:
-        for row in rows:
-            if set(row) != {0, 1} or any(len(loads) != 1 for _, loads in row.values()):
-                raise _OtherForm
-            tables += [row[element][1][0] for element in (0, 1)]
-            signs += [row[element][0] for element in (0, 1)]
-    return Match(
-        norm,
-        weight,
-        weight_index,
-        tuple(table[1] for table in tables),
-        tuple(value for table in tables for value in _strides(table[2], (_B, _S, _H, _I))),
-        tuple(signs),
-        rotation,
-    )
+        raise OtherForm
+    # Pairs are read as words, of x and of a weight as narrow.
+    if not even(*strides(base, (B, S, H))):
+        raise OtherForm
+    elements = [Formula(("load", buffer, sympy.expand(base + place))) for place in pair]
+    rows = [pair_row(output, elements, 0 if norm is None else 1) for output in outputs]
+    weight, weight_index = (None, (0, 0)) if norm is None else take_weight(rows, [pair] * 2)
+    return Match(buffer, base, norm, weight, weight_index, take_tables(rows, rotation))
 
 
-def _products(node: compat.Formula) -> list[Product]:
-    """The formula as a sum of products."""
-    kind, operands = node[0], node[1:]
-    if kind == "constant":
-        return [Product(float(operands[0]), ())]
-    if kind in ("add", "sub"):
-        right = _products(operands[1])
-        if kind == "sub":
-            right = [Product(-product.factor, product.atoms) for product in right]
-        return _products(operands[0]) + right
-    if kind == "neg":
-        return [Product(-product.factor, product.atoms) for product in _products(operands[0])]
-    if kind == "mul":
-        left, right = _products(operands[0]), _products(operands[1])
-        if len(left) * len(right) > 8:
-            raise _OtherForm
-        return [Product(a.factor * b.factor, a.atoms + b.atoms) for a in left for b in right]
-    if kind == "truediv" and operands[1][0] == "constant":
-        by = float(operands[1][1])
-        return [Product(product.factor / by, product.atoms) for product in _products(operands[0])]
-    if kind in ("load", "rsqrt"):
-        return [Product(1.0, (node,))]
-    raise _OtherForm
+def _only_operand(outputs: Sequence[Sequence[Product]], pair: Sequence[Any]) -> tuple[str, Any]:
+    """x where there is no norm: the only load that follows the head, which tables and their like do not."""
+    atoms = {atom for output in outputs for product in output for atom in product.atoms}
+    found = set()
+    for _, buffer, index in (atom.parts for atom in atoms if H in atom[2].free_symbols):
+        base = sympy.expand(index - pair[0])
+        if I not in base.free_symbols and Formula(("load", buffer, sympy.expand(base + pair[1]))) in atoms:
+            found.add((buffer, base))
+    if len(found) != 1:
+        raise OtherForm
+    return found.pop()
 
 
-def _norm(x: Any, product: Product, D: int, known: compat.Known) -> Norm:
-    """The norm whose rstd is in ``product``."""
-    roots = [atom for atom in product.atoms if atom[0] == "rsqrt"]
-    if len(roots) != 1:
-        raise _OtherForm
-    by_atoms = {part.atoms: part.factor for part in _products(roots[0][1])}
+def _norm(x: Any, root: Formula, D: int, known: Ranges) -> tuple[Norm, str, Any]:
+    """The norm whose rstd is ``root``, and the buffer and base of what it normalises."""
+    by_atoms = {part.atoms: part.factor for part in products(root[1])}
     loads = [atoms[0] for atoms in by_atoms if len(atoms) == 1 and atoms[0][0] == "load"]
     if len(by_atoms) != 2 or len(loads) != 1 or () not in by_atoms:
-        raise _OtherForm
+        raise OtherForm
     sums, where = loads[0][1], loads[0][2]
     divisor, eps = 1 / by_atoms[(loads[0],)], by_atoms[()]
-    B, S, H, _ = x.get_size()
+    batch, tokens, heads, _ = x.get_size()
     inner = sympy.Symbol("r", integer=True, nonnegative=True)
-    for per_head, index in ((False, (_B, _S, 0)), (True, (_B, _S, _H, 0))):
+    for per_head, index in ((False, (B, S, 0)), (True, (B, S, H, 0))):
         found = compat.reduction_formula(sums, index, (inner,), known)
-        sizes = [B, S, H, 1, D] if per_head else [B, S, 1, H * D]
+        sizes = [batch, tokens, heads, 1, D] if per_head else [batch, tokens, 1, heads * D]
         if found is None or [*found[0]] != sizes or sympy.expand(compat.load_index(sums, index)) != where:
             continue
-        (summand, *others) = _products(found[1])
+        (summand, *others) = products(found[1])
         if others or summand.factor != 1 or len(summand.atoms) != 2 or summand.atoms[0] != summand.atoms[1]:
             continue
         square = summand.atoms[0]
-        base = sympy.expand(square[2] - inner + (0 if per_head else _H * D)) if square[0] == "load" else inner
+        base = sympy.expand(square[2] - inner + (0 if per_head else H * D)) if square[0] == "load" else inner
         if inner not in base.free_symbols:
-            return Norm(square[1], sums, base, per_head, divisor, eps)
-    raise _OtherForm
+            return Norm(sums, per_head, divisor, eps), square[1], base
+    raise OtherForm
 
 
-def _row(products: list[Product], elements: Sequence[compat.Formula]) -> _Row:
-    """What multiplies each element of the pair in one of the two outputs."""
-    row: _Row = {}
-    for product in products:
+def pair_row(output: Sequence[Product], elements: Sequence[Formula], num_roots: int) -> Row:
+    """What multiplies each element of the pair in one of the two outputs, ``num_roots`` roots aside."""
+    row: Row = {}
+    for product in output:
         held = [place for place, element in enumerate(elements) if element in product.atoms]
         others = [atom for atom in product.atoms if atom[0] == "load" and atom not in elements]
         # One element of x, one rstd, and loads: nothing else, and nothing twice.
-        if len(held) != 1 or held[0] in row or len(product.atoms) != len(others) + 2:
-            raise _OtherForm
+        if len(held) != 1 or held[0] in row or len(product.atoms) != len(others) + 1 + num_roots:
+            raise OtherForm
         row[held[0]] = (product.factor, others)
     return row
 
 
-def _take_weight(rows: list[_Row], places: tuple[Any, Any]) -> tuple[str | None, tuple[Any, ...]]:
-    """Takes the norm's weight out of every product: the load that follows the channel and neither token nor batch."""
+def take_weight(rows: Sequence[Row], at: Sequence[Sequence[Any]]) -> tuple[str | None, tuple[Any, ...]]:
+    """Takes the norm's weight out of every product: the load that follows the channel and neither token nor batch.
+
+    Args:
+        at: for each row and element of the pair, the channel whose weight is meant.
+    """
     weights: set[tuple[Any, ...] | None] = set()
-    for row in rows:
+    for row, channels in zip(rows, at, strict=True):
         for element, (_, loads) in row.items():
-            following = [
-                load for load in loads if not sympy.expand(load[2] - places[element]).free_symbols & {_B, _S, _I}
-            ]
+            channel = channels[element]
+            following = [load for load in loads if not sympy.expand(load[2] - channel).free_symbols & {B, S, I}]
             for load in following[:1]:
                 loads.remove(load)
-                weights.add((load[1], *_strides(sympy.expand(load[2] - places[element]), (_H,))))
+                weights.add((load[1], *strides(sympy.expand(load[2] - channel), (H,))))
             if not following:
                 weights.add(None)
     if len(weights) != 1:
-        raise _OtherForm
+        raise OtherForm
     (weight,) = weights
-    return (None, (0, 0)) if weight is None else (weight[0], weight[1:])
+    if weight is None:
+        return None, (0, 0)
+    if not even(*weight[1:]):
+        raise OtherForm
+    return weight[0], weight[1:]
 
 
-def _strides(index: Any, symbols: Sequence[Any]) -> tuple[Any, ...]:
-    """The factor of each symbol in an index that is linear in them, then what is left."""
-    rest, factors = sympy.expand(index), []
-    for symbol in symbols:
-        factor = rest.coeff(symbol, 1)
-        rest = sympy.expand(rest - factor * symbol)
-        factors.append(factor)
-    if any(value.free_symbols & {_B, _S, _H, _I} for value in (rest, *factors)):
-        raise _OtherForm
-    return (*factors, rest)
+def take_tables(rows: Sequence[Row], rotation: str) -> Rotation:
+    """The rotation that is left in the rows when rstd and weight are out."""
+    if [set(row) for row in rows] == [{0}, {1}]:
+        if rotation != "interleaved" or any(row[place] != (1.0, []) for place, row in enumerate(rows)):
+            raise OtherForm
+        return Rotation("none")
+    if any(set(row) != {0, 1} or any(len(loads) != 1 for _, loads in row.values()) for row in rows):
+        raise OtherForm
+    tables = [row[element][1][0] for row in rows for element in (0, 1)]
+    return Rotation(
+        rotation,
+        tuple(table[1] for table in tables),
+        tuple(value for table in tables for value in strides(table[2], (B, S, H, I))),
+        tuple(row[element][0] for row in rows for element in (0, 1)),
+    )

@@ -1,11 +1,12 @@
-"""Lowering of `vsa::tile`: one kernel with the norm and rotation in front, a scatter behind any other reduction, a
-gather everywhere else.
+"""Lowering of `vsa::tile`: one kernel of ours where the whole prologue or the sums over tiles can be had from it, a
+scatter behind any other reduction, a gather everywhere else.
 
+Our kernel (`lowerings/norm_rope_tile.py`) norms, rotates, tiles and sums over each tile in one pass.
 Scatter, by each token's slot: it is an epilogue of the reduction over raster order (an RMSNorm) that makes the tokens,
 which a gather over tile order could not fuse with. Empty slots are zeroed before by a fill of the buffer; where no slot
 is empty it is left out.
 Gather, by each slot's token: writes every slot once, zeros included, reads every token once, and fuses with what reads
-the tiles in their order: the sums over a tile, delta.
+the tiles in their order: delta, or transposes.
 """
 
 from __future__ import annotations
@@ -20,12 +21,23 @@ from . import norm_rope_tile
 
 def lower(x: Any, token_slot: Any, slot_token: Any) -> Any:
     """``[B, S, H, D]`` -> contiguous ``[B, H, S_pad, D]``."""
-    if compat.reads_a_reduction(x):
-        fused = norm_rope_tile.lower(x, slot_token)
+    sums_of = _block_size_of_sums()
+    if norm_rope_tile.has_kernel(x, x.get_size()[3]):
+        fused = norm_rope_tile.lower(x, slot_token, sums_of)
         if fused is not None:
-            return fused
-        return scatter(x, token_slot, slot_token)
-    return gather(x, slot_token)
+            tiled, sums = fused
+            if sums_of:
+                compat.notes()[compat.current_node()] = (sums_of, sums)
+            return tiled
+    return scatter(x, token_slot, slot_token) if compat.reads_a_reduction(x) else gather(x, slot_token)
+
+
+def _block_size_of_sums() -> int:
+    """The block size of the `vsa::tile_sums` that read the tiles being lowered; 0 where none does."""
+    sizes: set[Any] = {
+        node.args[1] for node in compat.current_node().users if node.target is torch.ops.vsa.tile_sums.default
+    }
+    return sizes.pop() if len(sizes) == 1 else 0
 
 
 def scatter(x: Any, token_slot: Any, slot_token: Any) -> Any:

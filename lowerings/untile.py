@@ -1,4 +1,6 @@
-"""Lowering of `vsa::untile`: a gather, fused into what reads the tokens."""
+"""Lowering of `vsa::untile`: a gather, fused into what reads the tokens. Gradients of q, k and v that a norm and a
+rotation follow take one kernel of ours (`lowerings/norm_rope_tile_backward.py`).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,17 @@ from typing import Any
 import torch
 
 from . import _inductor_compat as compat
+from . import norm_rope_tile_backward
 
 
 def lower(x: Any, token_slot: Any, slot_token: Any) -> Any:
     """``[B, H, S_pad, D]`` -> ``[B, S, H, D]``."""
+    untiled = norm_rope_tile_backward.lower(x, slot_token)
+    return gather(x, token_slot) if untiled is None else untiled
+
+
+def gather(x: Any, token_slot: Any) -> Any:
+    """One load per token."""
     B, H, S_pad, D = x.get_size()
     (S,) = token_slot.get_size()
     load, slot_of = x.make_loader(), compat.position(token_slot, S_pad)

@@ -11,10 +11,13 @@ import math
 from pathlib import Path
 
 import torch
+from prologue_checks import SMALL_PROLOGUE, check_norm_rope_tile
 
 from vsa_inductor.kernels.attention import launch_attention
 from vsa_inductor.kernels.attention_backward import launch_attention_backward
 from vsa_inductor.kernels.configs import LaunchConfig
+from vsa_inductor.kernels.gated_combine import launch_gated_combine
+from vsa_inductor.kernels.gated_combine_backward import CombineConfig, launch_gated_combine_backward
 from vsa_inductor.kernels.select_blocks import launch_select_blocks
 from vsa_inductor.kernels.tile_to_bhsd import launch_tile_to_bhsd
 from vsa_inductor.kernels.transpose_blocks import launch_transpose_blocks
@@ -227,6 +230,76 @@ def check_layout(device, *, batch=2, tokens=70, slots=128, head_dim=64, dtype=to
             assert torch.equal(back, x), "untile"
 
 
+def check_combine(device, *, gated=True, batch=2, heads=3, num_blocks=3, block_size=64, head_dim=64, seed=0, **options):
+    """gated_combine and its backward against plain torch; gate and dout are views, empty slots of out hold NaN.
+
+    ``options``: dtype, and config of the backward's launcher.
+    """
+    dtype, config = options.get("dtype", torch.bfloat16), options.get("config")
+    g = torch.Generator().manual_seed(seed)
+    # Every block's real tokens come first, the last block has one.
+    sizes = torch.randint(1, block_size + 1, (num_blocks,), generator=g)
+    sizes[0], sizes[-1] = block_size, 1
+    real = (torch.arange(block_size) < sizes[:, None]).flatten()
+    tokens = int(sizes.sum())
+    slot_token = torch.full((num_blocks * block_size,), -1, dtype=INT)
+    slot_token[real] = torch.randperm(tokens, generator=g).to(INT)
+    token_slot = torch.empty(tokens, dtype=INT)
+    token_slot[slot_token[real].long()] = real.nonzero()[:, 0].to(INT)
+    tables = (token_slot.to(device), slot_token.to(device))
+    fused = torch.randn(batch, tokens, heads, 2 * head_dim, generator=g).to(device, dtype)
+    gate, dout = fused.chunk(2, -1)
+    gate = gate if gated else None
+    out = torch.randn(batch, heads, num_blocks * block_size, head_dim, generator=g).to(device, dtype)
+    coarse = torch.randn(batch, heads, num_blocks, head_dim, generator=g).to(device)
+    weight = 1.0 if gate is None else gate.float()
+    by_slot, by_block = tables[0].long(), tables[0].long() // block_size
+    per_token = coarse[:, :, by_block].transpose(1, 2)
+    bars = (1e-5, 1e-5) if dtype == torch.float32 else (1e-2, 1e-3)
+
+    combined = torch.full_like(dout, math.nan).contiguous()
+    launch_gated_combine(out, gate, coarse, *tables, block_size, combined)
+    assert_close("combined", combined, out[:, :, by_slot].transpose(1, 2).float() + weight * per_token, *bars)
+
+    out[:, :, ~real.to(device)] = math.nan
+    tiled = torch.zeros(out.shape, device=device)
+    tiled[:, :, by_slot] = dout.transpose(1, 2).float()
+    weighted = torch.zeros(out.shape, device=device)
+    weighted[:, :, by_slot] = (weight * dout.float()).transpose(1, 2)
+    expected = (
+        tiled,
+        (out.float().masked_fill(~real.to(device)[:, None], 0) * tiled).sum(-1),
+        dout.float() * per_token,
+        weighted.unflatten(2, (num_blocks, block_size)).sum(3),
+    )
+    names, dtypes = ("dout_tiles", "delta", "dgate", "dcoarse"), (dtype, torch.float32, dtype, torch.float32)
+    for needs_delta, needs_dgate, needs_dcoarse in itertools.product((True, False), (gated, False), (True, False)):
+        results = [
+            torch.full(x.shape, math.nan, dtype=of, device=device) for x, of in zip(expected, dtypes, strict=True)
+        ]
+        launch_gated_combine_backward(
+            dout, out if needs_delta else None, gate, coarse, *tables, block_size, needs_dgate, needs_dcoarse,
+            *results, config=config,
+        )  # fmt: skip
+        assert torch.equal(results[0].float(), tiled), "dout_tiles"
+        asked = (True, needs_delta, needs_dgate, needs_dcoarse)
+        for name, wanted, value, ref in zip(names, asked, results, expected, strict=True):
+            if wanted:
+                assert_close(name, value, ref, *((1e-5, 1e-5) if value.dtype == torch.float32 else bars))
+            else:
+                assert bool(value.isnan().all()), f"{name}: written, and nobody asked for it"
+
+
+SMALL_COMBINE = {
+    "plain": {},
+    "without a gate": {"gated": False},
+    "blocks of 128, D 48": {"block_size": 128, "head_dim": 48, "num_blocks": 2},
+    "blocks of 256": {"block_size": 256, "head_dim": 32, "num_blocks": 2, "heads": 1},
+    "fp32": {"dtype": torch.float32, "head_dim": 128, "num_blocks": 2},
+    "several heads": {"heads": 4, "config": CombineConfig(16, 4, 4, 1), "num_blocks": 2},
+    "pipelined": {"config": CombineConfig(16, 1, 4, 3), "num_blocks": 2},
+}
+
 SMALL_ATTENTION = {
     "plain": {},
     "counts": {"full": False, "num_kv": 5, "width": 3},
@@ -267,6 +340,12 @@ def main() -> None:
     print("ok select_blocks", flush=True)
     check_layout("cpu", head_dim=48)
     print("ok tile_to_bhsd, untile", flush=True)
+    for name, kwargs in SMALL_COMBINE.items():
+        check_combine("cpu", **{"dtype": torch.float16, **kwargs})
+        print("ok gated_combine:", name, flush=True)
+    for name, kwargs in SMALL_PROLOGUE.items():
+        check_norm_rope_tile("cpu", **{"dtype": torch.float16, **kwargs})
+        print("ok norm_rope_tile:", name, flush=True)
 
 
 if __name__ == "__main__":

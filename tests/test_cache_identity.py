@@ -89,13 +89,14 @@ def test_unchanged_code_hits_and_changed_lowerings_miss(package, tmp_path):
 
 def test_a_changed_decomposition_misses_too(package, tmp_path):
     """What a decomposition traces is a reference, and no part of the graph that Inductor's key is made from."""
-    assert _run(package, tmp_path, gate="1.0")["ratio"] == pytest.approx(1, abs=1e-4)
-    reference = package / "vsa_inductor" / "reference" / "untile_blocks.py"
+    run = {"after": "vsa.lowerings.install('decomposition')", "gate": "1.0"}
+    assert _run(package, tmp_path, **run)["ratio"] == pytest.approx(1, abs=1e-4)
+    reference = package / "vsa_inductor" / "reference" / "gated_combine.py"
     source = reference.read_text()
     # Eager goes the same way: only a stale compiled graph differs from it.
     reference.write_text(source.replace("token_slot // block_size)", "token_slot // block_size) * 2"))
     try:
-        changed = _run(package, tmp_path, gate="1.0")
+        changed = _run(package, tmp_path, **run)
         assert (changed["hits"], changed["misses"]) == (0, 1)
         assert changed["ratio"] == pytest.approx(1, abs=1e-4)
     finally:

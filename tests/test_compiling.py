@@ -221,7 +221,7 @@ def test_the_coarse_branch_is_not_saved_in_raster_order():
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.skipif(not compat.correct_fusions(), reason="this torch is not known to compile any fusion wrongly")
+@pytest.mark.skipif(not compiling.correct_fusions(), reason="this torch is not known to compile any fusion wrongly")
 def test_a_fusion_that_computes_wrong_gradients_is_off_unless_asked_for():
     name = "triton.mix_order_reduction"
     assert compiling._options(None, None, None)[name] is False

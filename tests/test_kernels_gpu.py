@@ -6,12 +6,15 @@ import pytest
 import torch
 from kernel_checks import (
     SMALL_ATTENTION,
+    SMALL_COMBINE,
     check_attention,
+    check_combine,
     check_layout,
     check_select,
     check_select_cases,
     check_transpose,
 )
+from prologue_checks import SMALL_PROLOGUE, check_norm_rope_tile
 
 pytestmark = [
     pytest.mark.gpu,
@@ -70,3 +73,33 @@ def test_select_blocks(num_kv, k, num_forced, dtype):
 @pytest.mark.parametrize("head_dim", [48, 64, 128])
 def test_layout(head_dim):
     check_layout("cuda", tokens=700, slots=1024, head_dim=head_dim)
+
+
+@pytest.mark.parametrize("name", SMALL_COMBINE)
+def test_combine_small(name):
+    check_combine("cuda", **SMALL_COMBINE[name])
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("block_size", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [32, 64, 80, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_combine(dtype, head_dim, block_size, gated):
+    check_combine("cuda", dtype=dtype, head_dim=head_dim, block_size=block_size, gated=gated, heads=12, num_blocks=17)
+
+
+@pytest.mark.parametrize("name", SMALL_PROLOGUE)
+def test_norm_rope_tile_small(name):
+    check_norm_rope_tile("cuda", **SMALL_PROLOGUE[name])
+
+
+@pytest.mark.parametrize("rotation", ["interleaved", "half", "none"])
+@pytest.mark.parametrize("norm", ["all", "head", "none"])
+@pytest.mark.parametrize("heads, head_dim", [(1, 256), (5, 128), (12, 128), (24, 64), (40, 128), (16, 32)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norm_rope_tile(dtype, heads, head_dim, norm, rotation):
+    for block_size in (64, 256):
+        check_norm_rope_tile(
+            "cuda", dtype=dtype, heads=heads, head_dim=head_dim, norm=norm, rotation=rotation, block_size=block_size,
+            video=(9, 10, 11), batch=2, weight_dtype=dtype,
+        )  # fmt: skip

@@ -32,6 +32,19 @@ def rotated_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-x2, x1), -1) * sin
 
 
+def stacked_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+    c, s = cos[..., 0::2], sin[..., 0::2]
+    return torch.stack((a * c - b * s, a * s + b * c), -1).flatten(-2)
+
+
+def complex_product(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """As diffusers multiplies: pairs as complex numbers, in a wider type."""
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    turned = pairs * torch.complex(cos[..., 0::2].contiguous(), sin[..., 1::2].contiguous())
+    return torch.view_as_real(turned).flatten(-2).type_as(x)
+
+
 def unrotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x
 
@@ -73,13 +86,13 @@ def matches(monkeypatch, device):
     found = []
     recognise = norm_rope_tile.recognise
 
-    def record(x, D):
-        found.append(recognise(x, D))
+    def record(x):
+        found.append(recognise(x))
         return found[-1]
 
     monkeypatch.setattr(norm_rope_tile, "recognise", record)
     if device == "cpu":
-        monkeypatch.setattr(norm_rope_tile, "_has_kernel", lambda x, D: True)
+        monkeypatch.setattr(norm_rope_tile, "has_kernel", lambda x, D: norm_rope_tile._enabled)
     with torch._inductor.config.patch(force_disable_caches=True):
         yield found
 
@@ -114,7 +127,7 @@ def test_recognised_forms(form, per_head, weighted, device, matches):
     compare(prologue(form, per_head, weighted), inputs(device, dtype), dtype)
     (match,) = matches
     assert match is not None and match.norm.per_head == per_head and (match.weight is not None) == weighted
-    assert match.rotation == ("none" if form is unrotated else "interleaved")
+    assert match.rotation.name == ("none" if form is unrotated else "interleaved")
     assert match.norm.eps == pytest.approx(EPS) and match.norm.divisor == (DIM if per_head else HEADS * DIM)
 
 
@@ -122,7 +135,44 @@ def test_recognised_forms(form, per_head, weighted, device, matches):
 @pytest.mark.parametrize("per_head", [False, True], ids=["all heads", "per head"])
 def test_rotated_halves_are_recognised_where_cat_is_generated_code(per_head, device, matches):
     compare(prologue(rotated_halves, per_head, True), inputs(device, torch.bfloat16), torch.bfloat16)
-    assert [match.rotation for match in matches] == ["half"]
+    assert [match.rotation.name for match in matches] == ["half"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("per_head", [False, True], ids=["all heads", "per head"])
+def test_complex_products_are_recognised(per_head, device, matches):
+    """Inductor leaves them to a library: what it lowered is another form, the graph in front of it is not."""
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    compare(prologue(complex_product, per_head, True), inputs(device, dtype), dtype)
+    match = matches[-1]
+    assert match is not None and match.norm is not None and match.norm.per_head == per_head
+    assert match.rotation.name == "interleaved" and match.weight is not None
+
+
+@pytest.mark.parametrize("device", [device for device in DEVICES if device != "cpu"])
+def test_stacked_pairs_are_recognised_where_stack_is_generated_code(device, matches):
+    compare(prologue(stacked_pairs, False, True), inputs(device, torch.bfloat16), torch.bfloat16)
+    assert [match.rotation.name for match in matches] == ["interleaved"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("form", [strided_writes, unrotated], ids=lambda form: form.__name__)
+def test_without_a_norm(form, device, matches):
+    """A rotation alone, or no work at all, goes with the sums over tiles."""
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+
+    def run(qkv: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, layout: vsa.TileLayout) -> tuple[Tensor, Tensor]:
+        x = form(qkv.chunk(3, -1)[1].unflatten(2, (HEADS, DIM)), cos, sin).type_as(qkv)
+        tiles = torch.ops.vsa.tile(x, layout.token_slot, layout.slot_token)
+        return tiles, torch.ops.vsa.tile_sums(tiles, layout.block_size)
+
+    arguments = inputs(device, dtype)
+    results, expected = (f(*arguments) for f in (torch.compile(run, fullgraph=True), run))
+    for got, right in zip(results, expected, strict=True):
+        assert float((got - right).norm() / right.norm()) < (1e-6 if dtype == torch.float32 else 1e-2)
+    (match,) = matches
+    assert match is not None and match.norm is None
+    assert match.rotation.name == ("none" if form is unrotated else "interleaved")
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -141,27 +191,42 @@ def test_recognition_can_be_switched_off(device, matches):
     assert matches == []
 
 
-@pytest.mark.parametrize("rotation", ["interleaved", "half", "none"])
-@pytest.mark.parametrize("per_head", [False, True], ids=["all heads", "per head"])
-@pytest.mark.parametrize("device", DEVICES)
-def test_operator_equals_plain_torch(rotation, per_head, device):
-    dtype = torch.float32 if device == "cpu" else torch.float16
-    layout = vsa.TileLayout.from_video_shape(3, 5, 3, device=device)
+def operator_arguments(rotation, norm, block_size, device, dtype):
+    """Arguments of the operator for k of a fused projection, with tables shared by heads and by batch."""
+    layout = vsa.TileLayout.from_video_shape(3, 5, 3, tile=tile_shape(block_size), device=device)
     B, S, H, D = 2, layout.num_tokens, HEADS, DIM
     qkv = torch.randn(B, S, 3, H, D, device=device, dtype=dtype)
-    weight = torch.randn(D if per_head else H * D, device=device, dtype=dtype)
+    weight = None if norm == "none" else torch.randn(D if norm == "head" else H * D, device=device, dtype=dtype)
     cos, sin = (torch.randn(S, D // 2, device=device) for _ in range(2))
     rotated = rotation != "none"
     table_index, signs = ([0, D // 2, 0, 1, 0] * 4, [1.0, -1.0, 1.0, 1.0]) if rotated else ([], [])
-    tiled, sums = torch.ops.vsa.norm_rope_tile(
-        qkv, weight, [cos, sin, sin, cos] if rotated else [], layout.slot_token, [S * 3 * H * D, 3 * H * D, D, H * D],
-        [0 if per_head else D, 0], table_index, signs, [B, S, H, D], rotation, per_head,
-        float(D if per_head else H * D), EPS,
+    arguments = (
+        qkv, weight, [cos, sin, sin, cos] if rotated else [], layout.slot_token,
+        [S * 3 * H * D, 3 * H * D, D, H * D], [D if norm == "all" else 0, 0], table_index, signs, [B, S, H, D],
+        rotation, norm, float(D if norm == "head" else H * D), EPS, block_size,
     )  # fmt: skip
-    x = qkv[:, :, 1].float()
-    axes = (3,) if per_head else (2, 3)
-    normed = x * torch.rsqrt(x.square().mean(axes, keepdim=True) + EPS) * weight.float().view(-1, D)
-    if rotated:
+    return arguments, layout, cos, sin
+
+
+def tile_shape(block_size):
+    return {0: (4, 4, 4), 64: (4, 4, 4), 128: (8, 4, 4), 256: (8, 8, 4)}[block_size]
+
+
+@pytest.mark.parametrize("block_size", [0, 64, 128, 256])
+@pytest.mark.parametrize("rotation", ["interleaved", "half", "none"])
+@pytest.mark.parametrize("norm", ["all", "head", "none"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_operator_equals_plain_torch(rotation, norm, block_size, device):
+    dtype = torch.float32 if device == "cpu" else torch.float16
+    arguments, layout, cos, sin = operator_arguments(rotation, norm, block_size, device, dtype)
+    tiled, square_sums, tile_sums = torch.ops.vsa.norm_rope_tile(*arguments)
+    x = arguments[0][:, :, 1].float()
+    B, _, H, D = x.shape
+    axes = (3,) if norm == "head" else (2, 3)
+    normed = x
+    if norm != "none":
+        normed = x * torch.rsqrt(x.square().mean(axes, keepdim=True) + EPS) * arguments[1].float().view(-1, D)
+    if rotation != "none":
         axis, pair = (-1, (-1, 2)) if rotation == "interleaved" else (-2, (2, -1))
         a, b = normed.unflatten(-1, pair).unbind(axis)
         c, s = cos[:, None], sin[:, None]
@@ -170,20 +235,33 @@ def test_operator_equals_plain_torch(rotation, per_head, device):
     expected[:, :, layout.token_slot.long()] = normed.transpose(1, 2)
     limit = 1e-5 if dtype == torch.float32 else 1e-2
     torch.testing.assert_close(tiled.float(), expected, atol=limit, rtol=limit)
-    torch.testing.assert_close(sums, x.square().sum(axes), atol=1e-3, rtol=1e-4)
-    arguments = (
-        qkv,
-        weight,
-        [],
-        layout.slot_token,
-        [1, 1, 1, 0],
-        [0, 0],
-        [],
-        [],
-        [B, S, H, D],
-        "none",
-        False,
-        1.0,
-        EPS,
-    )
+    if norm == "none":
+        assert square_sums.shape == (0,) and square_sums.dtype == torch.float32
+    else:
+        torch.testing.assert_close(square_sums, x.square().sum(axes), atol=1e-3, rtol=1e-4)
+    if block_size == 0:
+        assert tile_sums.shape == (0,) and tile_sums.dtype == torch.float32
+    else:
+        # Of the tiles as they are stored, whatever they were rounded to.
+        sums = tiled.float().unflatten(2, (-1, block_size)).sum(3)
+        torch.testing.assert_close(tile_sums, sums, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("block_size", [0, 64])
+@pytest.mark.parametrize("norm", ["all", "head", "none"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_fake_of_the_operator(norm, block_size, device):
+    dtype = torch.float32 if device == "cpu" else torch.float16
+    arguments, *_ = operator_arguments("interleaved", norm, block_size, device, dtype)
     torch.library.opcheck(torch.ops.vsa.norm_rope_tile.default, arguments, test_utils="test_faketensor")
+
+
+@pytest.mark.parametrize(
+    "place, value, argument",
+    [(9, "quarter", "rotation"), (10, "rows", "norm"), (13, 32, "block_size"), (13, 256, "slot_token.shape[0]")],
+)
+def test_operator_refuses(place, value, argument):
+    arguments, *_ = operator_arguments("none", "all", 64, "cpu", torch.float32)
+    with pytest.raises(vsa.ArgumentError) as caught:
+        torch.ops.vsa.norm_rope_tile(*arguments[:place], value, *arguments[place + 1 :])
+    assert caught.value.argument == argument

@@ -17,8 +17,8 @@ from vsa_inductor import TileLayout
 from vsa_inductor.backends.capability import backend_named
 
 LAYOUT = {"T": 3, "H": 5, "W": 6}
-LAYOUTS = ("tile", "untile", "untile_blocks", "tile_to_bhsd")
-DIFFERENTIABLE = (*LAYOUTS, "attention")
+LAYOUTS = ("tile", "untile", "tile_to_bhsd")
+DIFFERENTIABLE = (*LAYOUTS, "gated_combine", "attention")
 
 
 def raster(view: str, heads: int = 2, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
@@ -51,8 +51,12 @@ def call(
         return op, (leaf(raster(view, device=device), grad), *tables), {}
     if name == "untile":
         return op, (leaf(operand((2, 2, layout.num_slots, 16), view, device=device), grad), *tables), {}
-    if name == "untile_blocks":
-        return op, (leaf(operand((2, 2, layout.num_blocks, 16), view, device=device), grad), *tables, 64), {}
+    if name.startswith("gated_combine"):
+        out, coarse = (operand((2, 2, n, 16), view, device=device) for n in (layout.num_slots, layout.num_blocks))
+        out, gate, coarse = (leaf(x, grad) for x in (out, raster(view, device=device), coarse))
+        if name == "gated_combine":
+            return op, (out, gate, coarse, *tables, 64), {}
+        return op, (leaf(raster(view, device=device), grad), out, gate, coarse, *tables, 64, True, True), {}
     if name == "tile_to_bhsd":
         return op, ([leaf(raster(view, heads, device), grad) for heads in (2, 1, 4)], tables[1]), {}
     if name == "select_blocks":
@@ -92,7 +96,8 @@ def call(
     return op, (*head, *static, False, True, True), {n: torch.empty(x.shape, device=device) for n, x in outs.items()}
 
 
-LOGICAL = [*LAYOUTS, "select_blocks", "transpose_blocks", "attention", "attention_backward"]
+COMBINE = ["gated_combine", "gated_combine_backward"]
+LOGICAL = [*LAYOUTS, *COMBINE, "select_blocks", "transpose_blocks", "attention", "attention_backward"]
 NATIVE = ["attention_{}", "attention_backward_{}", "attention_{}.out", "attention_backward_{}.out"]
 # Operators without a backend argument run by device: one backend per device is enough for them.
 CALLS = [
@@ -229,7 +234,7 @@ def test_flops_count_the_listed_blocks(frozen, products, view):
 
 
 def test_flops_of_the_layouts_are_none():
-    for name in (*LAYOUTS, "select_blocks", "transpose_blocks"):
+    for name in (*LAYOUTS, *COMBINE, "select_blocks", "transpose_blocks"):
         op, args, kwargs = call(name)
         with FlopCounterMode(display=False) as counter:
             op(*args, **kwargs)
@@ -249,7 +254,7 @@ def test_vmap_is_refused(name):
         torch.func.vmap(mapped)(flat[place][None])
 
 
-@pytest.mark.parametrize("name", [*DIFFERENTIABLE, "attention_backward"])
+@pytest.mark.parametrize("name", [*DIFFERENTIABLE, "gated_combine_backward", "attention_backward"])
 def test_forward_mode_is_refused(name):
     op, args, _ = call(name)
     flat, spec = pytree.tree_flatten(args)
@@ -269,7 +274,7 @@ def test_every_operator_says_that_it_is_compliant():
     for name in names:
         op = getattr(torch.ops.vsa, name.removesuffix(".out"))
         assert torch.Tag.pt2_compliant_tag in (op.out if name.endswith(".out") else op.default).tags, name
-    for name in ("tile", "untile", "untile_blocks"):
+    for name in ("tile", "untile", "gated_combine"):
         assert torch.Tag.pointwise in getattr(torch.ops.vsa, name).default.tags
     for name in ("attention", "attention_backward"):
         assert torch.Tag.needs_exact_strides in getattr(torch.ops.vsa, name).default.tags

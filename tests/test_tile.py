@@ -1,4 +1,4 @@
-"""`vsa::tile`, `untile`, `untile_blocks`, `tile_to_bhsd`: moves, bit for bit, with zeros in empty slots."""
+"""`vsa::tile`, `untile`, `tile_to_bhsd`: moves, bit for bit, with zeros in empty slots."""
 
 from __future__ import annotations
 
@@ -87,26 +87,6 @@ def test_untile_of_any_strides_never_reads_an_empty_slot(device, shape):
         value = untile(x.masked_fill(empty, math.nan), layout)
         assert torch.equal(value, x[:, :, layout.token_slot.long()].transpose(1, 2))
         assert torch.equal(untile(x, layout), value)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("device", DEVICES)
-def test_untile_blocks_gives_every_token_the_row_of_its_block(device, dtype, shape):
-    layout = TileLayout.from_video_shape(**shape, device=device)
-    N, size = layout.num_blocks, layout.block_size
-    for rows in (
-        torch.randn(2, 3, N, 16).to(device, dtype),
-        torch.randn(2, N, 3, 16).to(device, dtype).transpose(1, 2),
-        torch.randn(2, 1, N, 1).to(device, dtype).expand(2, 3, N, 16),
-    ):
-        rows.requires_grad_()
-        per_token = torch.ops.vsa.untile_blocks(rows, *tables(layout), size)
-        assert per_token.is_contiguous()
-        assert torch.equal(per_token, untile(rows.repeat_interleave(size, 2), layout))
-        dout = torch.randn_like(per_token)
-        (drows,) = torch.autograd.grad(per_token, rows, dout)
-        expected = tile(dout, layout).double().unflatten(2, (N, size)).sum(3)
-        torch.testing.assert_close(drows.double(), expected, rtol=1e-2, atol=1e-2 if dtype.itemsize == 2 else 1e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)

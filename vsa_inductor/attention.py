@@ -81,11 +81,12 @@ def video_sparse_attention(
     means = [tile_means(x.detach() if gate is None else x, layout.kv_block_sizes, block_size) for x in (q, k)]
     scores = coarse_scores(means[0], means[1], scale)
     out, lse = _attend_tiles(q, k, v, scores, layout, sparsity, scale, return_lse)
-    out = torch.ops.vsa.untile(out, layout.token_slot, layout.slot_token)
-    if gate is not None:
+    tables = (layout.token_slot, layout.slot_token)
+    if gate is None:
+        out = torch.ops.vsa.untile(out, *tables)
+    else:
         coarse = coarse_branch(scores, tile_means(v, layout.kv_block_sizes, block_size))
-        per_token = torch.ops.vsa.untile_blocks(coarse, layout.token_slot, layout.slot_token, block_size)
-        out = (out + gate * per_token).to(out.dtype)
+        out = _combine(out, gate, coarse, tables, block_size)
     return (out, lse.index_select(2, layout.token_slot) * LN2) if return_lse else out
 
 
@@ -202,6 +203,21 @@ def _attend(
         forward,
         backward,
     )
+
+
+def _combine(
+    out: Tensor, gate: Tensor | float, coarse: Tensor, tables: tuple[Tensor, Tensor], block_size: int
+) -> Tensor:
+    """out + gate * coarse in raster order. A number weighs the rows of tiles, before every token gets its own."""
+    B, H, _, D = out.shape
+    if isinstance(gate, Tensor):
+        per_token = gate.expand(B, tables[0].shape[0], H, D)
+    else:
+        per_token = None
+        coarse = coarse if gate == 1 else coarse * gate
+    # Under autocast the products of the coarse branch come back narrow.
+    coarse = coarse.to(torch.promote_types(out.dtype, torch.float32))
+    return torch.ops.vsa.gated_combine(out, per_token, coarse, *tables, block_size)
 
 
 def _to_tile_order(q: Tensor, k: Tensor, v: Tensor, layout: TileLayout) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """The coarse stage, in plain torch: tile means, scores, the blocks to attend, and the coarse branch.
 
-Inductor already generates good code for these (measured at the memory limit); only the top-k needs an operator.
+Only the top-k, and the sums that come along with the tiles, are operators; the rest is good generated code.
 """
 
 from __future__ import annotations
@@ -75,9 +75,7 @@ def tile_means(x: Tensor, kv_block_sizes: Tensor, block_size: int) -> Tensor:
 
     Empty slots are zero in tile order, so the sum over all slots is the sum over the tokens.
     """
-    accumulate = torch.promote_types(x.dtype, torch.float32)
-    # One sum: split in two steps, its generated code was slower still on an H200 (benchmarks/data, commit 8be66a5).
-    sums = x.unflatten(2, (-1, block_size)).sum(3, dtype=accumulate)
+    sums = torch.ops.vsa.tile_sums(x, block_size)
     return sums / kv_block_sizes.clamp(min=1)[:, None]
 
 

@@ -169,9 +169,13 @@ class TorchArithmetic:
         return torch.where(condition, x, 0)
 
 
-def delta(arithmetic: Arithmetic, dout: Any, dlse: Any, out: Any) -> Any:
-    """rowsum(out * dout) - dlse / ln 2 in the statistics dtype: what the softmax backward subtracts from dP."""
-    rows = arithmetic.row_dot(out, dout, statistics_dtype(arithmetic.dtype(out)))
+def delta(arithmetic: Arithmetic, dout: Any, dlse: Any, out: Any, rows: Any = None) -> Any:
+    """rowsum(out * dout) - dlse / ln 2 in the statistics dtype: what the softmax backward subtracts from dP.
+
+    ``rows``: the sums, where whatever made dout has them already.
+    """
+    if rows is None:
+        rows = arithmetic.row_dot(out, dout, statistics_dtype(arithmetic.dtype(out)))
     # lse is base 2: d lse_log2 / d score = P / ln 2 in units of the natural score.
     return rows if dlse is None else arithmetic.sub(rows, arithmetic.mul(dlse, INV_LN2))
 
@@ -212,9 +216,13 @@ def backward_around(
     deterministic: bool,
     needs_dq: bool,
     needs_dkv: bool,
+    out_dot_dout: Any = None,
 ) -> tuple[Any, Any, Any]:
-    """dq, dk, dv from one call of the native operator and what its contract leaves to its surroundings."""
-    rows_delta = delta(arithmetic, dout, dlse, out)
+    """dq, dk, dv from one call of the native operator and what its contract leaves to its surroundings.
+
+    ``out_dot_dout``: rowsum(out * dout) where it is known.
+    """
+    rows_delta = delta(arithmetic, dout, dlse, out, out_dot_dout)
     q_read, dout_read = q, dout
     if not contract.reads_rows:
         q_read, dout_read = _transposed(arithmetic, q), _transposed(arithmetic, dout)

@@ -64,15 +64,32 @@ class EagerLayoutKernels:
             out.copy_(tiled)
 
     def norm_rope_tile(self, x: Tensor, *args: Any) -> None:
-        *arguments, tiled, sums = args
-        for target, value in zip((tiled, sums), reference.norm_rope_tile(x, *arguments), strict=True):
+        *arguments, tiled, square_sums, tile_sums = args
+        outputs = (tiled, square_sums, tile_sums)
+        for target, value in zip(outputs, reference.norm_rope_tile(x, *arguments), strict=True):
             target.copy_(value)
+
+    def norm_rope_tile_backward(self, dtiled: Tensor, *args: Any) -> None:
+        *arguments, dx, dweight = args
+        for target, value in zip((dx, dweight), reference.norm_rope_tile_backward(dtiled, *arguments), strict=True):
+            if value is not None:
+                target.copy_(value)
+
+    def tile_sums(self, x: Tensor, block_size: int, out: Tensor) -> None:
+        out.copy_(reference.tile_sums(x, block_size))
 
     def untile(self, x: Tensor, token_slot: Tensor, out: Tensor) -> None:
         out.copy_(reference.untile(x, token_slot, token_slot))
 
-    def untile_blocks(self, rows: Tensor, token_slot: Tensor, block_size: int, out: Tensor) -> None:
-        out.copy_(reference.untile_blocks(rows, token_slot, block_size))
+    def gated_combine(self, out: Tensor, gate: Tensor | None, *args: Any) -> None:
+        *arguments, combined = args
+        combined.copy_(reference.gated_combine(out, gate, *arguments))
+
+    def gated_combine_backward(self, dout: Tensor, out: Tensor | None, gate: Tensor | None, *args: Any) -> None:
+        arguments, targets = args[:-4], args[-4:]
+        values = reference.gated_combine_backward(dout, out, gate, *arguments)
+        for target, value in zip(targets, values, strict=True):
+            target.copy_(value)
 
     def select_blocks(self, scores: Tensor, k: int, num_forced: int, kv_indices: Tensor, kv_num_blocks: Tensor) -> None:
         ids, counts = reference.select_blocks(scores, k, num_forced)

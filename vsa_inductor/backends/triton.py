@@ -144,14 +144,31 @@ class TritonLayoutKernels:
 
         launch_norm_rope_tile(x, *args)
 
+    def norm_rope_tile_backward(self, dtiled: Tensor, dtile_sums: Tensor | None, *args: Any) -> None:
+        from ..kernels.norm_rope_tile_backward import launch_norm_rope_tile_backward
+
+        dtile_sums = None if dtile_sums is None else dtile_sums.contiguous()
+        launch_norm_rope_tile_backward(dtiled.contiguous(), dtile_sums, *args)
+
+    def tile_sums(self, x: Tensor, block_size: int, out: Tensor) -> None:
+        # One reduction of torch's own; compiled graphs fuse it or get the sums along with the tiles.
+        out.copy_(reference.tile_sums(x, block_size))
+
     def untile(self, x: Tensor, token_slot: Tensor, out: Tensor) -> None:
         from ..kernels.untile import launch_untile
 
         launch_untile(_with_dense_rows(x), token_slot, out)
 
-    def untile_blocks(self, rows: Tensor, token_slot: Tensor, block_size: int, out: Tensor) -> None:
-        # A row gather in eager; compiled graphs fuse it by the decomposition.
-        out.copy_(reference.untile_blocks(rows, token_slot, block_size))
+    def gated_combine(self, out: Tensor, gate: Tensor | None, *args: Any) -> None:
+        from ..kernels.gated_combine import launch_gated_combine
+
+        launch_gated_combine(_with_dense_rows(out), None if gate is None else _with_dense_rows(gate), *args)
+
+    def gated_combine_backward(self, dout: Tensor, out: Tensor | None, gate: Tensor | None, *args: Any) -> None:
+        from ..kernels.gated_combine_backward import launch_gated_combine_backward
+
+        gate = None if gate is None else _with_dense_rows(gate)
+        launch_gated_combine_backward(_with_dense_rows(dout), out, gate, *args)
 
     def select_blocks(self, scores: Tensor, k: int, num_forced: int, kv_indices: Tensor, kv_num_blocks: Tensor) -> None:
         from ..kernels.select_blocks import launch_select_blocks

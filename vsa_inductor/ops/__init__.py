@@ -3,23 +3,31 @@
 from . import (
     attention,
     attention_backward,
+    gated_combine,
+    gated_combine_backward,
     norm_rope_tile,
+    norm_rope_tile_backward,
     select_blocks,
     tile,
+    tile_sums,
+    tile_sums_backward,
     tile_to_bhsd,
     transpose_blocks,
     untile,
-    untile_blocks,
 )
 
 __all__ = [
     "attention",
     "attention_backward",
+    "gated_combine",
+    "gated_combine_backward",
     "norm_rope_tile",
+    "norm_rope_tile_backward",
     "select_blocks",
     "tile",
+    "tile_sums",
+    "tile_sums_backward",
     "tile_to_bhsd",
     "transpose_blocks",
     "untile",
-    "untile_blocks",
 ]

@@ -14,15 +14,55 @@ def tiled(x: Tensor, slot_token: Tensor) -> Tensor:
 
 
 def untiled(x: Tensor, token_slot: Tensor) -> Tensor:
-    """``[B, H, *, D]``, slots or blocks, -> contiguous ``[B, S, H, D]``."""
+    """``[B, H, S_pad, D]`` -> contiguous ``[B, S, H, D]``."""
     return x.new_empty(x.shape[0], token_slot.shape[0], x.shape[1], x.shape[3])
 
 
-def normed_tiles(x: Tensor, slot_token: Tensor, sizes: Sequence[int], per_head: bool) -> tuple[Tensor, Tensor]:
-    """Tiles ``[B, H, S_pad, D]`` of a flat x with ``sizes`` B, S, H, D, and fp32 sums ``[B, S]`` or ``[B, S, H]``."""
+def combine_gradients(
+    dout: Tensor, out: Tensor | None, coarse: Tensor, slot_token: Tensor, needs_dgate: bool, needs_dcoarse: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dout in tile order, delta ``[B, H, S_pad]``, dgate ``[B, S, H, D]``, dcoarse ``[B, H, N, D]``; else ``[0]``."""
+    dout_tiles = tiled(dout, slot_token)
+    return (
+        dout_tiles,
+        coarse.new_empty((0,) if out is None else dout_tiles.shape[:3]),
+        dout.new_empty(dout.shape if needs_dgate else (0,)),
+        coarse.new_empty(coarse.shape if needs_dcoarse else (0,)),
+    )
+
+
+def normed_tiles(
+    x: Tensor, slot_token: Tensor, sizes: Sequence[int], norm: str, block_size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a flat x with ``sizes`` B, S, H, D: tiles ``[B, H, S_pad, D]``, square sums and tile sums.
+
+    Square sums are ``[B, S]``, ``[B, S, H]`` with norm ``"head"``, ``[0]`` with ``"none"``; tile sums
+    ``[B, H, N, D]``, ``[0]`` with block size 0. Both fp32, fp64 for fp64.
+    """
     B, S, H, D = sizes
-    sums = x.new_empty((B, S, H) if per_head else (B, S), dtype=statistics_dtype(x.dtype))
-    return x.new_empty(B, H, slot_token.shape[0], D), sums
+    tiles = x.new_empty(B, H, slot_token.shape[0], D)
+    shape = {"all": (B, S), "head": (B, S, H), "none": (0,)}[norm]
+    square_sums = x.new_empty(shape, dtype=statistics_dtype(x.dtype))
+    return tiles, square_sums, block_sums(tiles, block_size) if block_size else square_sums.new_empty(0)
+
+
+def norm_gradients(x: Tensor, sizes: Sequence[int], needs_dx: bool, needs_dweight: bool) -> tuple[Tensor, Tensor]:
+    """dx ``[B, S, H, D]`` in the dtype of x, and dweight ``[H, D]`` fp32, fp64 for fp64; ``[0]`` where not needed."""
+    B, S, H, D = sizes
+    dx = x.new_empty((B, S, H, D) if needs_dx else (0,))
+    return dx, x.new_empty((H, D) if needs_dweight else (0,), dtype=statistics_dtype(x.dtype))
+
+
+def block_sums(x: Tensor, block_size: int) -> Tensor:
+    """Tiles ``[B, H, S_pad, D]`` -> ``[B, H, N, D]`` fp32, fp64 for fp64."""
+    B, H, S_pad, D = x.shape
+    return x.new_empty(B, H, S_pad // block_size, D, dtype=statistics_dtype(x.dtype))
+
+
+def spread_rows(rows: Tensor, block_size: int, dtype: torch.dtype) -> Tensor:
+    """Rows ``[B, H, N, D]`` -> ``[B, H, N * block_size, D]`` in ``dtype``."""
+    B, H, N, D = rows.shape
+    return rows.new_empty(B, H, N * block_size, D, dtype=dtype)
 
 
 def block_lists(scores: Tensor, num_listed: int) -> tuple[Tensor, Tensor]:

@@ -37,6 +37,14 @@ def size(name: str, given: int, what: str, expected: int) -> None:
         raise ArgumentError(name, given, f"{what}, {expected}")
 
 
+def whole_blocks(name: str, slots: int, block_size: int) -> None:
+    """``slots`` are whole blocks of a size that the attention kernels have."""
+    if block_size not in (64, 128, 256):
+        raise ArgumentError("block_size", block_size, "64, 128 or 256")
+    if slots % block_size != 0:
+        raise ArgumentError(name, slots, f"a multiple of block_size, {block_size}")
+
+
 def slot_tables(x_name: str, x: Tensor, token_slot: Tensor, slot_token: Tensor) -> None:
     for name, table in (("token_slot", token_slot), ("slot_token", slot_token)):
         rank(name, table, "[S]")

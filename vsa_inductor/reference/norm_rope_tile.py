@@ -1,4 +1,4 @@
-"""Reference of `vsa::norm_rope_tile`: RMSNorm, rotary embedding and tile order."""
+"""Reference of `vsa::norm_rope_tile`: RMSNorm, rotary embedding, tile order and tile sums."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .tile import tile
+from .tile_sums import tile_sums
 
 
 def norm_rope_tile(
@@ -21,18 +22,27 @@ def norm_rope_tile(
     signs: Sequence[float],
     sizes: Sequence[int],
     rotation: str,
-    per_head: bool,
+    norm: str,
     divisor: float,
     eps: float,
-) -> tuple[Tensor, Tensor]:
-    """Arguments as the operator's: tiles ``[B, H, S_pad, D]`` in the dtype of x, and the sums of squares."""
+    block_size: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Arguments as the operator's.
+
+    Returns:
+        Tiles ``[B, H, S_pad, D]`` in the dtype of x. The sums of squares ``[B, S]``, with ``norm="head"``
+        ``[B, S, H]``, with ``norm="none"`` ``[0]``. The sums over blocks ``[B, H, N, D]``, ``[0]`` with ``block_size``
+        0. Sums are fp32, fp64 for fp64.
+    """
     B, S, H, D = sizes
     wide = torch.promote_types(x.dtype, torch.float32)
     values = _view(x, (B, S, H, D), (*x_index[:3], 1), x_index[3]).to(wide)
-    sums = values.square().sum(3 if per_head else (2, 3))
-    normed = values * torch.rsqrt(sums / divisor + eps).view(B, S, H if per_head else 1, 1)
-    if weight is not None:
-        normed = normed * _view(weight, (H, D), (weight_index[0], 1), weight_index[1]).to(wide)
+    sums, normed = values.new_empty(0), values
+    if norm != "none":
+        sums = values.square().sum(3 if norm == "head" else (2, 3))
+        normed = values * torch.rsqrt(sums / divisor + eps).view(B, S, H if norm == "head" else 1, 1)
+        if weight is not None:
+            normed = normed * _view(weight, (H, D), (weight_index[0], 1), weight_index[1]).to(wide)
     if rotation == "none":
         rotated = normed
     else:
@@ -44,7 +54,8 @@ def norm_rope_tile(
         ]
         pairs = (a * factors[0] + b * factors[1], a * factors[2] + b * factors[3])
         rotated = torch.stack(pairs, axis).flatten(-2)
-    return tile(rotated.to(x.dtype), slot_token, slot_token), sums
+    tiled = tile(rotated.to(x.dtype), slot_token, slot_token)
+    return tiled, sums, tile_sums(tiled, block_size) if block_size else values.new_empty(0)
 
 
 def _view(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:

@@ -9,7 +9,8 @@ from torch import Tensor
 def tile(x: Tensor, token_slot: Tensor, slot_token: Tensor) -> Tensor:
     """``[B, S, H, D]`` -> contiguous ``[B, H, S_pad, D]``. Reads only ``slot_token``; ``token_slot`` is its inverse."""
     tiled = x.transpose(1, 2).index_select(2, slot_token.clamp(min=0))
-    return tiled.masked_fill_((slot_token < 0)[:, None], 0).contiguous()
+    # Not in place: decompositions trace it.
+    return tiled.masked_fill((slot_token < 0)[:, None], 0).contiguous()
 
 
 def tile_by_scatter(x: Tensor, token_slot: Tensor, slot_token: Tensor) -> Tensor:
