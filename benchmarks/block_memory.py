@@ -2,7 +2,9 @@
 
 A block here has its projections, is compiled on its own, and adds to its input, as in a model. Kinds of attention:
 "gated" (ours with a projected gate), "ungated" (ours without a coarse branch, which has the weights of the dense
-model) and "dense". With ``checkpointed`` every block runs under ``torch.utils.checkpoint`` (``use_reentrant=False``).
+model) and "dense"; "dense model" and "ungated model" are whole transformer blocks, with cross-attention to 512 tokens
+of text and the feed-forward network, as Wan has them. With ``checkpointed`` every block runs under
+``torch.utils.checkpoint`` (``use_reentrant=False``).
 
 Two measurements of what a layer holds between its forward and its backward: the growth of the allocated memory with
 every further layer (GPU only), and the tensors that its autograd node saved, by name of their size (any device; not
@@ -27,34 +29,55 @@ from benchmarks.block_breakdown import Sizes
 from benchmarks.block_providers import BlockCase, dense, norm_and_rotate, rope_tables
 from vsa_inductor.selection import num_kept_blocks
 
-ATTENTIONS = ("dense", "ungated", "gated")
+ATTENTIONS = ("dense", "ungated", "gated", "dense model", "ungated model")
+TEXT_TOKENS = 512
+# Channels of the feed-forward network by those of the model: Wan 1.3B and 14B; others take the smaller ratio.
+FEED_FORWARD = {1536: 8960, 5120: 13824}
 
 
 class Model:
-    """The compiled block and the tables that the layers of a model share."""
+    """The compiled block, the tables that the layers of a model share, and the shapes of a layer's projections."""
 
     def __init__(self, case: BlockCase, attention: str) -> None:
-        self.case, self.num_projections = case, 5 if attention == "gated" else 4
+        kind, _, whole = attention.partition(" ")
+        channels = case.channels
+        inner = FEED_FORWARD.get(channels, 4 * channels)
+        self.case = case
+        self.projections = [(channels, channels)] * (5 if kind == "gated" else 4)
+        if whole:
+            self.projections += [(channels, channels)] * 4 + [(inner, channels), (channels, inner)]
         layout, rope = case.layout(), rope_tables(case)
-        self.tables = (*rope, layout.token_slot, layout.slot_token, layout.kv_block_sizes)
+        (text,) = case.randn(1, case.batch, TEXT_TOKENS, channels)
+        self.tables = (*rope, text, layout.token_slot, layout.slot_token, layout.kv_block_sizes)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None) -> Tensor:
-            if attention == "dense":
+            if kind == "dense":
                 return dense(q, k, v)
             out = vsa.video_sparse_attention(q, k, v, layout, sparsity=case.sparsity, gate=gate)
             assert isinstance(out, Tensor)
             return out
 
-        def block(x: Tensor, norms: list[Tensor], projections: list[Tensor]) -> Tensor:
+        def heads(x: Tensor) -> Tensor:
+            return x.unflatten(2, (case.heads, -1))
+
+        def self_attention(x: Tensor, norms: list[Tensor], projections: list[Tensor]) -> Tensor:
             to_out, *to_inputs = projections
             q, k, v, *gate = (F.linear(x, w) for w in to_inputs)
             q, k = (norm_and_rotate(y, 1 + w, rope, case.heads) for y, w in zip((q, k), norms, strict=True))
-            v, *gate = (y.unflatten(2, (case.heads, -1)) for y in (v, *gate))
-            return x + F.linear(attend(q, k, v, gate[0] if gate else None).flatten(2), to_out)
+            return F.linear(attend(q, k, heads(v), heads(gate[0]) if gate else None).flatten(2), to_out)
+
+        def block(x: Tensor, norms: list[Tensor], projections: list[Tensor]) -> Tensor:
+            if not whole:
+                return x + self_attention(x, norms, projections)
+            to_q, to_k, to_v, to_out, up, down = projections[-6:]
+            x = x + self_attention(F.layer_norm(x, (channels,)), norms, projections[:-6])
+            q, k, v = F.linear(F.layer_norm(x, (channels,)), to_q), F.linear(text, to_k), F.linear(text, to_v)
+            x = x + F.linear(dense(heads(q), heads(k), heads(v)).flatten(2), to_out)
+            return x + F.linear(F.gelu(F.linear(F.layer_norm(x, (channels,)), up), approximate="tanh"), down)
 
         self.block = (
             torch.compile(block, fullgraph=True, dynamic=False)
-            if attention == "dense"
+            if kind == "dense"
             else vsa.compile(block, dynamic=False)
         )
 
@@ -71,7 +94,7 @@ class Stack:
             return w.requires_grad_()
 
         self.weights = [
-            ([weight(channels) for _ in range(2)], [weight(channels, channels) for _ in range(model.num_projections)])
+            ([weight(channels) for _ in range(2)], [weight(*shape) for shape in model.projections])
             for _ in range(num_blocks)
         ]
         self.leaves = [w for norms, matrices in self.weights for w in (*norms, *matrices)]
@@ -174,9 +197,9 @@ def saved_per_layer(stack: Stack) -> list[Saved]:
 def expected_saved_bytes(case: BlockCase, attention: str) -> dict[str, float]:
     """What backward needs of a layer, by name.
 
-    Sparse: q, k, v and out in tile order with lse and the lists. Any model: the block's input and the projection's
-    input (weight gradients), q and k before their norm with its rstd; the gate and its factor; dense: q and k rotated,
-    v, out (which is the projection's input) and lse.
+    Sparse: q, k, v and out in tile order with lse and the lists; the input of the last projection is made of them
+    again. Any model: the block's input (weight gradients), q and k before their norm with its rstd; the gate and its
+    factor; dense: q and k rotated, v, out (which is the projection's input) and lse.
     """
     sizes = Sizes.of(case)
     per_token = case.batch * case.tokens * 4.0
@@ -193,7 +216,6 @@ def expected_saved_bytes(case: BlockCase, attention: str) -> dict[str, float]:
         "q, k, v, out in tile order": 4 * sizes.slots,
         "lse": sizes.statistic,
         "lists": rows * (num_kept_blocks(case.sparsity, num_blocks) + 1),
-        "projection input": sizes.tokens,
     }
     if attention == "gated":
         expected |= {"gate": sizes.tokens, "coarse probabilities": sizes.scores, "means and coarse": 4 * sizes.means}

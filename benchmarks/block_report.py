@@ -172,12 +172,14 @@ def memory_table(figures: Figures) -> list[str]:
             peaks.setdefault(place, {})[config["attention"]] = float(row["p50"])
     lines = []
     for (key, blocks, checkpointed), found in sorted(peaks.items(), key=lambda x: (_order(x[0][0]), x[0][1:])):
-        dense, ungated, gated = (found.get(name, math.nan) for name in ("dense", "ungated", "gated"))
-        lines.append(
-            f"{key.video} H{key.heads} peak GiB, step of {blocks}{', checkpointed' if checkpointed else ''}: dense "
-            f"{dense:.2f}, ours {ungated:.2f} = x{ungated / dense:.2f} {verdict(ungated, MEMORY_BAR * dense)}, gated "
-            f"{gated:.2f} = x{gated / dense:.2f} {verdict(gated, MEMORY_BAR * dense)}"
-        )
+        for dense, ours in (("dense", "ungated"), ("dense", "gated"), ("dense model", "ungated model")):
+            if dense in found and ours in found:
+                what = f"step of {blocks}{', checkpointed' if checkpointed else ''}"
+                lines.append(
+                    f"{key.video} H{key.heads} peak, {what}: {dense} {found[dense]:.2f} GiB, {ours} {found[ours]:.2f}"
+                    f" = x{found[ours] / found[dense]:.3f} "
+                    f"{verdict(found[ours], MEMORY_BAR * found[dense])}"
+                )
     for row in figures.latest("saved_bytes_per_layer", "attention", "checkpointed").values():
         config, held = row["config"], float(row["p50"])
         expected = config["expected_bytes"]

@@ -192,8 +192,3 @@ def strides(index: Any, symbols: Sequence[Any]) -> tuple[Any, ...]:
     if any(value.free_symbols & {B, S, H, I} for value in (rest, *factors)):
         raise OtherForm
     return (*factors, rest)
-
-
-def even(*values: Any) -> bool:
-    """Whether all are known to be even, so that pairs can travel as words of twice the width."""
-    return all(value.is_Integer and int(value) % 2 == 0 for value in map(sympy.sympify, values))

@@ -3,8 +3,7 @@
 No other file of the package touches a private ``torch._inductor``, ``torch._dynamo`` or ``torch._functorch`` name, so
 that a new torch is checked by reading this file. Checked on torch 2.11 and 2.13.
 
-Capture part: :class:`CaptureBackend` compiles as ``backend="inductor"`` does and keeps what was generated,
-:func:`fresh_compiles` keeps caches out of the way, :func:`graph_breaks` collects Dynamo's graph breaks.
+Parts: capture for `explain`, lowerings, formulas, and what stands around a call in its graph.
 """
 
 from __future__ import annotations
@@ -281,7 +280,7 @@ def pointwise(size: Sequence[Any], like: Any, element: Callable[[Sequence[Any]],
 
 
 def position(table: Any, extent: Any) -> Callable[[Any], Any]:
-    """A function from an index into the int ``table`` to the index stored there, 0..extent-1, unchecked."""
+    """From an index into the int ``table`` to the index stored there, 0..extent-1, unchecked."""
     from torch._inductor.virtualized import ops
 
     load = table.make_loader()
@@ -362,6 +361,11 @@ def reduction_formula(
         return None
     with _indexing(), V.set_ops_handler(_recorder(known)):
         return [*data.ranges, *data.reduction_ranges], _node(data.inner_fn(list(index), list(inner)))
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype of buffer ``name``."""
+    return _buffer(name).get_dtype()
 
 
 def is_sum(name: str) -> bool:
@@ -482,11 +486,11 @@ def is_buffer(x: Any) -> bool:
     return isinstance(x, ir.Buffer)
 
 
-def value_kept(node: torch.fx.Node) -> Any | None:
-    """The value of ``node`` where it is made and still to be read."""
+def values() -> dict[torch.fx.Node, Any]:
+    """Values of this graph by call, as long as they are still to be read. A call that has one is not lowered."""
     from torch._inductor.virtualized import V
 
-    return V.graph.env.get(node)
+    return V.graph.env
 
 
 def value_of(node: torch.fx.Node) -> Any | None:
@@ -530,13 +534,6 @@ def _real(value: Any) -> Any:
 def sizes_of(node: torch.fx.Node) -> list[Any]:
     """The shape of ``node`` as lowerings have it."""
     return [size.node.expr if isinstance(size, torch.SymInt) else size for size in node.meta["val"].shape]
-
-
-def make(node: torch.fx.Node, value: Any) -> None:
-    """Gives ``node`` a value before the graph comes to it, which then does not lower it."""
-    from torch._inductor.virtualized import V
-
-    V.graph.env[node] = value
 
 
 def _lowering_call(lowering: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -13,14 +14,15 @@ from ._substitutes import REAL_FORMS, is_complex
 
 VIEWS = {
     *("aten.view", "aten.reshape", "aten.unsqueeze", "aten.squeeze", "aten.expand", "aten.clone", "aten.alias"),
+    *("aten.split", "aten.split_with_sizes", "aten.unbind"),
     *("aten.permute", "aten.transpose", "aten.select", "aten.slice", "aten.view_as_real", "aten.view_as_complex"),
     "prims.convert_element_type",
 }
 # Loops of Inductor's that are not tagged pointwise.
 _LOOPS = {
     *VIEWS,
-    *("aten.copy", "aten.slice_scatter", "aten.select_scatter", "aten.cat", "aten.stack", "aten.flip", "aten.split"),
-    *("aten.full", "aten.constant_pad_nd", "aten._conj", "aten.complex", "prims.fma"),
+    *("aten.copy", "aten.slice_scatter", "aten.select_scatter", "aten.cat", "aten.stack", "aten.flip"),
+    *("aten.full", "aten.constant_pad_nd", "aten._conj", "aten.complex", "prims.fma", "prims.rev"),
 }
 SUMS = {"aten.sum", "aten.mean"}
 
@@ -32,6 +34,8 @@ def name(node: torch.fx.Node) -> str:
 
 def is_loop(node: torch.fx.Node) -> bool:
     """Whether a trial makes a loop over elements of the call."""
+    if node.target is operator.getitem:
+        return is_loop(node.args[0])  # type: ignore[arg-type]
     if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace not in ("aten", "prims"):
         return False
     if is_complex(node):
@@ -41,7 +45,7 @@ def is_loop(node: torch.fx.Node) -> bool:
 
 def computes(node: torch.fx.Node) -> bool:
     """Whether the call makes new elements, other than by a conversion or a sum."""
-    return name(node) not in VIEWS and name(node) not in SUMS
+    return name(node) not in VIEWS and name(node) not in SUMS and node.target is not operator.getitem
 
 
 def following(node: torch.fx.Node) -> dict[torch.fx.Node, None]:
@@ -120,6 +124,19 @@ def input_named(inputs: list[torch.fx.Node], buffer: str) -> torch.fx.Node:
     if not buffer.startswith("input_"):
         raise OtherForm
     return inputs[int(buffer.removeprefix("input_"))]
+
+
+def waits_for(node: torch.fx.Node, awaited: torch.fx.Node) -> bool:
+    """Whether ``node`` depends on ``awaited``, which the graph has come to and not passed."""
+    pending, seen = [node], set()
+    while pending:
+        needed = pending.pop()
+        if needed is awaited:
+            return True
+        if needed not in seen and awaited < needed:
+            seen.add(needed)
+            pending += needed.all_input_nodes
+    return False
 
 
 def _resolves_conjugate(node: torch.fx.Node) -> bool:

@@ -25,10 +25,11 @@ from typing import Any
 import torch
 
 from . import _inductor_compat as compat
-from ._formula import ROTATIONS, B, Formula, H, I, OtherForm, Product, Ranges, S, even, places, products, strides
+from ._formula import ROTATIONS, B, Formula, H, I, OtherForm, Product, Ranges, S, places, products, strides
 from ._neighbourhood import beyond, computes, following, input_named, inputs_of, is_loop, name, operand
+from ._recognition import Rotation, Row, pair_row, take_tables, take_weight
 from ._substitutes import substitute
-from .norm_rope_tile import Rotation, Row, has_kernel, pair_row, take_tables, take_weight
+from .norm_rope_tile import has_kernel
 
 OP = torch.ops.vsa.norm_rope_tile_backward.default
 
@@ -79,11 +80,11 @@ def lower(x: Any, slot_token: Any) -> Any | None:
         alone = not any(map(computes, behind))
         return _call(node, tiled, sums, slot_token, block_size, inputs, None)[0] if sums is not None and alone else None
     dx, dweight = _call(node, tiled, sums, slot_token, block_size, inputs, match)
-    compat.make(match.gradient, _shaped(dx, match.gradient))
+    compat.values()[match.gradient] = _shaped(dx, match.gradient)
     for sum_node in match.weight_gradients:
         per_head = match.norm is not None and match.norm.per_head
         summed = compat.aten(_aten.sum.dim_IntList, dweight, [0]) if per_head else dweight
-        compat.make(sum_node, _shaped(summed, sum_node))
+        compat.values()[sum_node] = _shaped(summed, sum_node)
     _drop_what_led_to({match.gradient, *match.weight_gradients}, behind)
     return None
 
@@ -132,7 +133,13 @@ def recognise(node: torch.fx.Node, behind: Collection[torch.fx.Node], inputs: li
 
 def _may_be_gradient(node: torch.fx.Node, dtype: torch.dtype, shapes: Sequence[Sequence[Any]]) -> bool:
     value = node.meta["val"]
-    if not is_loop(node) or [*value.shape] not in shapes or value.dtype != dtype or not value.is_contiguous():
+    if (
+        not isinstance(value, torch.Tensor)
+        or not is_loop(node)
+        or [*value.shape] not in shapes
+        or value.dtype != dtype
+        or not value.is_contiguous()
+    ):
         return False
     return computes(node) or name(node) == "prims.convert_element_type"
 
@@ -193,7 +200,7 @@ class _Form:
                 raise OtherForm
             base = xs[0][2] - place
             found.append((sums, base.expand(), roots[0], len(roots), -1 / part.factor, xs[0]))
-        if found[0][:5] != found[1][:5] or not even(*strides(found[0][1], (B, S, H))):
+        if found[0][:5] != found[1][:5]:
             raise OtherForm
         sums, base, root, powers, divisor, _ = found[0]
         return sums, [entry[5] for entry in found], base, root, powers, divisor
@@ -317,4 +324,4 @@ def _drop_what_led_to(made: set[torch.fx.Node], behind: Collection[torch.fx.Node
     for node in reversed([*behind]):
         if node not in unread and node.users and all(user in unread for user in node.users):
             unread.add(node)
-            compat.make(node, None)
+            compat.values()[node] = None

@@ -21,23 +21,10 @@ from . import norm_rope_tile
 
 def lower(x: Any, token_slot: Any, slot_token: Any) -> Any:
     """``[B, S, H, D]`` -> contiguous ``[B, H, S_pad, D]``."""
-    sums_of = _block_size_of_sums()
-    if norm_rope_tile.has_kernel(x, x.get_size()[3]):
-        fused = norm_rope_tile.lower(x, slot_token, sums_of)
-        if fused is not None:
-            tiled, sums = fused
-            if sums_of:
-                compat.notes()[compat.current_node()] = (sums_of, sums)
-            return tiled
+    tiled = norm_rope_tile.lower(x, slot_token)
+    if tiled is not None:
+        return tiled
     return scatter(x, token_slot, slot_token) if compat.reads_a_reduction(x) else gather(x, slot_token)
-
-
-def _block_size_of_sums() -> int:
-    """The block size of the `vsa::tile_sums` that read the tiles being lowered; 0 where none does."""
-    sizes: set[Any] = {
-        node.args[1] for node in compat.current_node().users if node.target is torch.ops.vsa.tile_sums.default
-    }
-    return sizes.pop() if len(sizes) == 1 else 0
 
 
 def scatter(x: Any, token_slot: Any, slot_token: Any) -> Any:

@@ -17,7 +17,7 @@ from vsa_inductor.kernels.attention import launch_attention
 from vsa_inductor.kernels.attention_backward import launch_attention_backward
 from vsa_inductor.kernels.configs import LaunchConfig
 from vsa_inductor.kernels.gated_combine import launch_gated_combine
-from vsa_inductor.kernels.gated_combine_backward import CombineConfig, launch_gated_combine_backward
+from vsa_inductor.kernels.gated_combine_backward import launch_gated_combine_backward
 from vsa_inductor.kernels.select_blocks import launch_select_blocks
 from vsa_inductor.kernels.tile_to_bhsd import launch_tile_to_bhsd
 from vsa_inductor.kernels.transpose_blocks import launch_transpose_blocks
@@ -230,12 +230,10 @@ def check_layout(device, *, batch=2, tokens=70, slots=128, head_dim=64, dtype=to
             assert torch.equal(back, x), "untile"
 
 
-def check_combine(device, *, gated=True, batch=2, heads=3, num_blocks=3, block_size=64, head_dim=64, seed=0, **options):
-    """gated_combine and its backward against plain torch; gate and dout are views, empty slots of out hold NaN.
-
-    ``options``: dtype, and config of the backward's launcher.
-    """
-    dtype, config = options.get("dtype", torch.bfloat16), options.get("config")
+def check_combine(
+    device, *, gated=True, batch=2, heads=3, num_blocks=3, block_size=64, head_dim=64, dtype=torch.bfloat16, seed=0
+):
+    """gated_combine and its backward against plain torch; gate and dout are views, empty slots of out hold NaN."""
     g = torch.Generator().manual_seed(seed)
     # Every block's real tokens come first, the last block has one.
     sizes = torch.randint(1, block_size + 1, (num_blocks,), generator=g)
@@ -279,7 +277,7 @@ def check_combine(device, *, gated=True, batch=2, heads=3, num_blocks=3, block_s
         ]
         launch_gated_combine_backward(
             dout, out if needs_delta else None, gate, coarse, *tables, block_size, needs_dgate, needs_dcoarse,
-            *results, config=config,
+            *results,
         )  # fmt: skip
         assert torch.equal(results[0].float(), tiled), "dout_tiles"
         asked = (True, needs_delta, needs_dgate, needs_dcoarse)
@@ -296,8 +294,6 @@ SMALL_COMBINE = {
     "blocks of 128, D 48": {"block_size": 128, "head_dim": 48, "num_blocks": 2},
     "blocks of 256": {"block_size": 256, "head_dim": 32, "num_blocks": 2, "heads": 1},
     "fp32": {"dtype": torch.float32, "head_dim": 128, "num_blocks": 2},
-    "several heads": {"heads": 4, "config": CombineConfig(16, 4, 4, 1), "num_blocks": 2},
-    "pipelined": {"config": CombineConfig(16, 1, 4, 3), "num_blocks": 2},
 }
 
 SMALL_ATTENTION = {

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from vsa_inductor import TileLayout, video_sparse_attention
 from vsa_inductor.compiling import compile, explain
 from vsa_inductor.generated_code import GeneratedCall, calls_in_order
+from vsa_inductor.lowerings import norm_rope_tile, norm_rope_tile_backward
 from vsa_inductor.reporting import RegionReport
 from vsa_inductor.testing import assert_one_region
 
@@ -241,6 +243,7 @@ def test_tiers_of_the_attention_block(block_report: RegionReport) -> None:
     forward, backward = block_report.graphs[0].directions
     assert {tier.op: (tier.count, tier.tier) for tier in forward.tiers} == {
         "vsa.tile": (3, "lowering"),
+        "vsa.tile_sums": (2, "lowering"),
         "vsa.select_blocks": (1, "opaque"),
         "vsa.attention": (1, "lowering"),
         "vsa.untile": (1, "lowering"),
@@ -250,6 +253,34 @@ def test_tiers_of_the_attention_block(block_report: RegionReport) -> None:
     assert tiers["vsa.transpose_blocks"] == "opaque"
     fused = {op for call in block_report.kernels for op in call.fused}
     assert {"vsa.tile", "vsa.untile"} <= fused
+
+
+@pytest.mark.parametrize("recognised", [True, False])
+def test_which_path_the_prologue_took(recognised: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU the references stand for the kernels that the recognised form runs on a GPU."""
+    for module in (norm_rope_tile, norm_rope_tile_backward):
+        monkeypatch.setattr(module, "has_kernel", lambda x, D: recognised)
+    layout = TileLayout.from_video_shape(3, 5, 6)
+    q, k, v = (torch.randn(1, layout.num_tokens, 2, 32, requires_grad=True) for _ in range(3))
+    cos, sin = (torch.randn(1, layout.num_tokens, 1, 32) for _ in range(2))
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k = (torch.nn.functional.rms_norm(x, (32,), eps=1e-6) for x in (q, k))
+        q, k = (x * cos + x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) * sin for x in (q, k))
+        return video_sparse_attention(q, k, v, layout, sparsity=0.5, gate=1.0)
+
+    report = explain(run, q, k, v)
+    forward, backward = ({tier.op: tier.how for tier in part.tiers} for part in report.graphs[0].directions)
+    if not recognised:
+        assert forward["vsa.tile"] == backward["vsa.untile"] == "generated code"
+        return
+    assert forward["vsa.tile"] == "in vsa.norm_rope_tile" and backward["vsa.untile"] == "in vsa.norm_rope_tile_backward"
+    done = {call.name: call.instead_of for call in report.opaque_calls if call.instead_of}
+    assert done["vsa.norm_rope_tile"] == "RMSNorm per head, interleaved RoPE, tile of 2; tile of 1"
+    assert "un-tile, backward of RMSNorm per head, interleaved RoPE" in {
+        call.instead_of for call in report.opaque_calls
+    }
+    assert "<- vsa_inductor: RMSNorm per head, interleaved RoPE" in str(report)
 
 
 def test_page_and_document(block_report: RegionReport) -> None:

@@ -1,161 +1,166 @@
-"""Structure of the code Inductor generates around our operators, on sm_90 and sm_100 (fake_gpu/README.md).
+"""Structure of the code Inductor generates around our operators, on sm_90 and sm_100 (fake_gpu/README.md): the forward,
+what it keeps, and what holds of both directions. The backward's own structure is in test_generated_backward.py.
 
 Asserted is which kernel reads and writes what. How many kernels there are is Inductor's business and moves.
 """
 
-import functools
+import re
 from collections import Counter
 
 import pytest
-from fake_gpu.generated_code import GraphCall
-from fake_gpu.session import Run
-from fake_gpu.wan_block import HEAD_DIM, HEADS, VIDEO_SHAPE
+from fake_gpu.parsed import (
+    RASTER,
+    SCORES,
+    TILED,
+    Block,
+    feeds_matrix_product,
+    fixture_of,
+    in_tile_order,
+    is_matrix_product,
+    is_product,
+    opaque_calls,
+    raster_stores,
+    source,
+)
+from fake_gpu.session import ALL, ASKED, GENERIC, RECOGNISED, UNGATED, Run
 from fake_gpu.wrapper import Step, Wrapper
 from torch.testing import FileCheck
 
-import vsa_inductor as vsa
-
 pytest_plugins = ["fake_gpu.fixtures"]
 
-LAYOUT = vsa.TileLayout.from_video_shape(*VIDEO_SHAPE)
-# The video is ragged, so that an element count tells raster order from tile order.
-RASTER = LAYOUT.num_tokens * HEADS * HEAD_DIM
-ROTARY_TABLE = LAYOUT.num_tokens * HEAD_DIM
-TILED = LAYOUT.num_slots * HEADS * HEAD_DIM
-assert RASTER != TILED
-# Without the last digits, which depend on how the root is taken.
-SM_SCALE = f"{HEAD_DIM**-0.5:.17f}"[:14]
+COMPLEX = "complex_recognised"
+HOST_SYNC = re.compile(r"\.(?:item|cpu|tolist|numpy)\(|_local_scalar_dense|synchronize")
+
+block = fixture_of(ALL)
+gated = fixture_of([builder for builder in ALL if not builder.startswith("ungated")])
+generic = fixture_of((*GENERIC, "ungated"))
+recognised = fixture_of((*RECOGNISED, "ungated_recognised", *ASKED))
+recognised_real = fixture_of([builder for builder in (*RECOGNISED, "ungated_recognised", *ASKED) if builder != COMPLEX])
+real = fixture_of([builder for builder in ALL if builder != COMPLEX])
+ungated = fixture_of((*UNGATED, "ungated_asked"))
 
 
-class Block:
-    """One builder's code for one architecture, parsed; `attention` and `backward_call` are the opaque calls."""
+class TestGenericPrologue:
+    """Norm, RoPE and tile are generated."""
 
-    def __init__(self, run: Run, builder: str) -> None:
-        self.builder = builder
-        self.code = run.code(builder)
-        self.forward, self.backward = Wrapper(self.code.forward), Wrapper(self.code.backward)
-        self.backward_backend = "eager" if builder == "wan_eager_backward" else "triton"
-        (self.attention,) = self.forward.called("vsa.attention_triton")
-        (self.backward_call,) = self.backward.called(f"vsa.attention_backward_{self.backward_backend}")
-
-
-@functools.cache
-def parsed(run: Run, builder: str) -> Block:
-    return Block(run, builder)
-
-
-@pytest.fixture(params=["wan", "wan_eager_backward", "wan_one_kernel", "rotate_half", "per_head_norm"])
-def block(request: pytest.FixtureRequest, fake_gpu_run: Run) -> Block:
-    return parsed(fake_gpu_run, request.param)
-
-
-def raster_stores(wrapper: Wrapper, step: Step) -> list[str]:
-    """Raster-order tensors that a step writes: of full size, or the half that interleaved RoPE takes apart."""
-    sizes = {name: wrapper.buffers[name].numel for name in step.writes}
-    return [name for name, size in sizes.items() if size in (RASTER, RASTER // 2)]
-
-
-def feeds_matrix_product(wrapper: Wrapper, name: str) -> bool:
-    return any(map(is_matrix_product, wrapper.readers(name)))
-
-
-def is_matrix_product(step: Step) -> bool:
-    return step.operation.startswith("extern_kernels.") and "mm" in step.operation
-
-
-def source(step: Step) -> str:
-    assert step.kernel is not None, step.operation
-    return step.kernel.source
-
-
-class TestForward:
     @pytest.mark.parametrize("operand", [0, 1], ids=["q", "k"])
-    def test_norm_rope_and_tile_are_one_kernel(self, block: Block, operand: int) -> None:
-        forward, tiled = block.forward, block.attention.arguments[operand]
-        assert tiled is not None and forward.buffers[tiled].numel == TILED
+    def test_norm_rope_and_tile_are_one_kernel(self, generic: Block, operand: int) -> None:
+        forward, tiled = generic.forward, generic.tiles[operand]
+        assert forward.buffers[tiled].numel == TILED
         # The rest of the writers only zero the empty slots.
-        storing = [step for step in forward.writers(tiled) if any(map(is_matrix_product, _producers(forward, step)))]
+        storing = [step for step in forward.writers(tiled) if any(map(is_matrix_product, producers(forward, step)))]
         assert len(storing) == 1, [step.operation for step in forward.writers(tiled)]
         FileCheck().check("tl.sum(").check("rsqrt(").check("tl.store(").run(source(storing[0]))
 
     @pytest.mark.parametrize("operand", [0, 1, 2], ids=["q", "k", "v"])
-    def test_no_raster_store_before_the_tile(self, block: Block, operand: int) -> None:
-        tiled = block.attention.arguments[operand]
-        assert tiled is not None
-        stores = {step.operation: raster_stores(block.forward, step) for step in block.forward.upstream(tiled)}
+    def test_no_raster_store_before_the_tile(self, generic: Block, operand: int) -> None:
+        upstream = generic.forward.upstream(generic.tiles[operand])
+        stores = {step.operation: raster_stores(generic.forward, step) for step in upstream}
         assert stores and not any(stores.values()), stores
 
-    def test_untile_and_gate_are_one_kernel_before_the_projection(self, block: Block) -> None:
-        readers = block.forward.readers(block.attention.outputs[0])
-        (combining,) = [step for step in readers if step.kernel is not None]
-        stored = raster_stores(block.forward, combining)
-        assert len(stored) == 1, {name: block.forward.buffers[name].dtype for name in stored}
-        (combined,) = stored
-        assert feeds_matrix_product(block.forward, combined)
-
-    def test_one_opaque_call_of_each_kind(self, block: Block) -> None:
-        assert _opaque_calls(block.forward) == {"select_blocks": 1, "attention_triton": 1}
+    def test_opaque_calls(self, generic: Block) -> None:
+        assert opaque_calls(generic.forward) == {"select_blocks": 1, "attention_triton": 1}
 
 
-class TestBackward:
-    @pytest.mark.parametrize("gradient", [0, 1], ids=["dq", "dk"])
-    def test_untile_and_rope_backward_are_one_kernel(self, block: Block, gradient: int) -> None:
-        """Whoever reads the gradient in tile order also rotates it back: there is no un-tiled copy."""
-        backward = block.backward
-        readers = backward.readers(block.backward_call.outputs[gradient])
-        assert readers
-        for step in readers:
-            sizes = [backward.buffers[name].numel for name in step.reads]
-            assert ROTARY_TABLE in sizes or ROTARY_TABLE // 2 in sizes, step.operation
+class TestRecognisedPrologue:
+    """Where the formula in front of the tiles is recognised, norm, RoPE, tile and tile sums are one kernel of ours."""
 
-    @pytest.mark.parametrize("gradient", [0, 1, 2], ids=["dq", "dk", "dv"])
-    def test_no_copy_in_tile_order(self, block: Block, gradient: int) -> None:
-        """Neither scaling nor the sum with the coarse branch's gradient is stored before the un-tile."""
-        backward = block.backward
-        for step in backward.readers(block.backward_call.outputs[gradient]):
-            assert all(backward.buffers[name].numel != TILED for name in step.writes), step.operation
+    def test_one_call_writes_the_tiles_of_q_k_and_v(self, recognised: Block) -> None:
+        call = prologue(recognised)
+        assert [recognised.forward.writers(tiled) for tiled in recognised.tiles] == [[call]] * 3
+        assert [call.outputs[0, operand] for operand in range(3)] == [*recognised.tiles]
 
-    def test_dv_goes_straight_into_the_projection(self, block: Block) -> None:
-        backward = block.backward
-        (step,) = backward.readers(block.backward_call.outputs[2])
-        assert any(feeds_matrix_product(backward, name) for name in raster_stores(backward, step))
+    def test_it_reads_the_projections(self, recognised: Block) -> None:
+        projections = prologue(recognised).lists[0]
+        assert len({*projections}) == 3 and all(is_product(recognised.forward, name) for name in projections)
 
-    @pytest.mark.parametrize("gradient", [0, 1], ids=["dq", "dk"])
-    def test_norm_backward_too_with_higher_bounds(self, fake_gpu_run: Run, gradient: int) -> None:
-        block = parsed(fake_gpu_run, "wan_one_kernel")
-        tiled = block.backward_call.outputs[gradient]
-        storing = [step for step in block.backward.readers(tiled) if raster_stores(block.backward, step)]
-        assert len(storing) == 1
-        for name in raster_stores(block.backward, storing[0]):
-            assert feeds_matrix_product(block.backward, name), name
-        FileCheck().check("tl.sum(").check("tl.store(").run(source(storing[0]))
+    def test_nothing_else_reads_the_projections(self, recognised_real: Block) -> None:
+        """Not even for the rstd that the backward keeps."""
+        call = prologue(recognised_real)
+        for name in call.lists[0]:
+            readers = recognised_real.forward.readers(name)
+            assert readers == [call], [step.operation for step in readers]
 
-    def test_unscaled_accumulator_is_scaled_where_it_is_untiled(self, block: Block) -> None:
-        accumulator = block.backward_call.outputs[0]
-        scaled = [SM_SCALE in source(step) for step in block.backward.readers(accumulator)]
-        # The contract of triton promises a final dq: scaling it again would be wrong.
-        assert all(scaled) if block.backward_backend == "eager" else not any(scaled)
+    def test_tile_sums_come_with_the_tiles(self, recognised: Block) -> None:
+        forward, call = recognised.forward, prologue(recognised)
+        for step in forward.steps[: forward.steps.index(recognised.attention)]:
+            assert not in_tile_order(forward, step.reads), step.operation
+        # Without the coarse branch only q and k are averaged.
+        summed = range(2 if recognised.builder.startswith("ungated") else 3)
+        assert all(forward.readers(call.outputs[2, operand]) for operand in summed)
 
-    def test_delta_is_generated(self, block: Block) -> None:
-        delta = block.backward_call.arguments[5]
-        assert delta is not None
-        (step,) = block.backward.writers(delta)
-        FileCheck().check("tl.sum(").check("tl.store(").run(source(step))
+    @pytest.mark.parametrize("operand", [0, 1], ids=["q", "k"])
+    def test_rstd_comes_from_its_square_sums(self, recognised: Block, operand: int) -> None:
+        forward, squares = recognised.forward, prologue(recognised).outputs[1, operand]
+        (step,) = forward.readers(squares)
+        assert step.reads == [squares] and {*step.writes} <= {*forward.outputs}
+        FileCheck().check("rsqrt(").check("tl.store(").run(source(step))
 
-    def test_one_opaque_call_of_each_kind(self, block: Block) -> None:
-        expected = {"transpose_blocks": 1, f"attention_backward_{block.backward_backend}": 1}
-        assert _opaque_calls(block.backward) == expected
+    def test_opaque_calls(self, recognised: Block) -> None:
+        expected = {"norm_rope_tile": 1, "select_blocks": 1, "attention_triton": 1}
+        assert opaque_calls(recognised.forward) == expected
+
+
+class TestEpilogue:
+    def test_untile_and_gate_are_one_kernel_before_the_projection(self, gated: Block) -> None:
+        forward, step = gated.forward, gated.combining()
+        (combined,) = raster_stores(forward, step)
+        assert forward.buffers[combined].dtype == "torch.bfloat16" and feeds_matrix_product(forward, combined)
+        # The gate comes straight from its projection, the coarse branch as one row per tile.
+        (gate,) = [name for name in step.reads if forward.buffers[name].numel == RASTER]
+        assert is_product(forward, gate)
+        assert in_tile_order(forward, step.reads) == [gated.attention.outputs[0]]
+
+    def test_untile_is_one_store_before_the_projection(self, ungated: Block) -> None:
+        forward, step = ungated.forward, ungated.combining()
+        (stored,) = step.writes
+        assert forward.buffers[stored].numel == RASTER and feeds_matrix_product(forward, stored)
+
+    def test_nothing_wide_is_stored(self, real: Block) -> None:
+        """No coarse branch per token and no normed or rotated row, in more than 16 bits."""
+        for buffer in real.forward.buffers.values():
+            if buffer.numel in (RASTER, RASTER // 2, TILED, TILED // 2):
+                ours = all("vsa." in step.operation for step in real.forward.writers(buffer.name))
+                assert buffer.dtype == "torch.bfloat16" or ours, buffer
+
+    def test_no_dense_mask(self, block: Block) -> None:
+        """Neither one of tokens nor a flag for each pair of tiles: selection is lists."""
+        for wrapper in (block.forward, block.backward):
+            for buffer in wrapper.buffers.values():
+                assert buffer.numel <= TILED, buffer
+                assert buffer.numel < SCORES or buffer.dtype not in ("torch.bool", "torch.int8", "torch.uint8"), buffer
+
+
+class TestMemory:
+    """What the forward keeps for the backward."""
+
+    def test_four_tensors_in_tile_order(self, block: Block) -> None:
+        kept = in_tile_order(block.forward, [*block.saved.values()])
+        assert Counter(kept) == Counter([*block.tiles, block.attention.outputs[0]])
+
+    def test_projections_and_the_combined_output_in_raster_order(self, block: Block) -> None:
+        forward, combining = block.forward, block.combining()
+        kept = [name for name in block.saved.values() if forward.buffers[name].numel == RASTER]
+        expected = [*raster_stores(forward, combining), *block.projections(0), *block.projections(1)]
+        expected += [name for name in combining.reads if is_product(forward, name) and is_raster(forward, name)]
+        # The projections' own input is an input of the graph.
+        assert {*kept} - {*forward.inputs} == {*expected} and len({*kept} & {*forward.inputs}) == 1
+
+    def test_nothing_wide(self, block: Block) -> None:
+        for name in block.saved:
+            buffer = block.backward.buffers[name]
+            assert buffer.numel < min(RASTER, TILED) // 2 or buffer.dtype == "torch.bfloat16", buffer
 
 
 class TestGraphs:
     def test_nothing_of_ours_twice(self, block: Block) -> None:
         for calls in (block.code.forward_calls, block.code.backward_calls):
-            ours = Counter((call.target, call.arguments) for call in calls if _is_ours(call))
+            ours = Counter((call.target, call.arguments) for call in calls if call.target.startswith("vsa."))
             assert ours and not [call for call, count in ours.items() if count > 1]
 
     def test_no_opaque_call_twice(self, block: Block) -> None:
         for wrapper in (block.forward, block.backward):
-            ours = Counter((step.operation, step.arguments) for step in wrapper.called("torch.ops.vsa."))
+            ours = Counter((step.operation, *step.reads) for step in wrapper.called("torch.ops.vsa."))
             assert not [call for call, count in ours.items() if count > 1]
 
     def test_backward_recomputes_neither_selection_nor_attention(self, block: Block) -> None:
@@ -166,32 +171,9 @@ class TestGraphs:
         assert not again
 
 
-class TestRecognisedPrologue:
-    """RMSNorm, RoPE and tile as one kernel of ours, where the formula in front of the tile is recognised."""
-
-    @pytest.fixture(params=["wan_recognised", "rotate_half_recognised", "per_head_recognised"])
-    def recognised(self, request: pytest.FixtureRequest, fake_gpu_run: Run) -> Block:
-        return parsed(fake_gpu_run, request.param)
-
-    @pytest.mark.parametrize("operand", [0, 1], ids=["q", "k"])
-    def test_tiles_come_from_the_projection_by_one_call(self, recognised: Block, operand: int) -> None:
-        forward, tiled = recognised.forward, recognised.attention.arguments[operand]
-        assert tiled is not None
-        (writer,) = forward.writers(tiled)
-        assert writer.operation.startswith("torch.ops.vsa.norm_rope_tile"), writer.operation
-        # Nothing else of the forward reads the projection: not even for the rstd that the backward keeps.
-        readers = {step.operation for name in writer.reads for step in forward.readers(name)}
-        projections = [name for name in writer.reads if any(map(is_matrix_product, forward.writers(name)))]
-        assert len(projections) == 1, writer.reads
-        assert {step.operation for step in forward.readers(projections[0])} == {writer.operation}, readers
-
-    def test_opaque_calls(self, recognised: Block) -> None:
-        expected = {"norm_rope_tile": 2, "select_blocks": 1, "attention_triton": 1}
-        assert _opaque_calls(recognised.forward) == expected
-
-    def test_every_kernel_compiles(self, recognised: Block, fake_gpu_run: Run) -> None:
-        compiled = fake_gpu_run.compiled(recognised.builder)
-        assert {record["name"] for record in compiled} == {kernel.name for kernel in recognised.code.kernels}
+def test_nothing_waits_for_the_device(block: Block) -> None:
+    for wrapper in (block.forward, block.backward):
+        assert not HOST_SYNC.findall(wrapper.body)
 
 
 def test_no_atomics(block: Block) -> None:
@@ -205,15 +187,15 @@ def test_every_kernel_compiles(block: Block, fake_gpu_run: Run) -> None:
     assert {record["target"] for record in compiled} == {f"sm_{fake_gpu_run.arch}a"}
 
 
-def _producers(wrapper: Wrapper, step: Step) -> list[Step]:
+def prologue(block: Block) -> Step:
+    """The call that makes the tiles."""
+    (call,) = block.forward.called("vsa.norm_rope_tile")
+    return call
+
+
+def producers(wrapper: Wrapper, step: Step) -> list[Step]:
     return [producer for name in step.reads for producer in wrapper.writers(name)]
 
 
-def _opaque_calls(wrapper: Wrapper) -> Counter[str]:
-    return Counter(
-        step.operation.removeprefix("torch.ops.vsa.").split(".")[0] for step in wrapper.called("torch.ops.vsa.")
-    )
-
-
-def _is_ours(call: GraphCall) -> bool:
-    return call.target.startswith("vsa.")
+def is_raster(wrapper: Wrapper, name: str) -> bool:
+    return wrapper.buffers[name].numel == RASTER

@@ -192,18 +192,20 @@ def test_recognition_can_be_switched_off(device, matches):
 
 
 def operator_arguments(rotation, norm, block_size, device, dtype):
-    """Arguments of the operator for k of a fused projection, with tables shared by heads and by batch."""
+    """Arguments of the operator for q, k and v of a fused projection, with tables shared by heads and by batch."""
     layout = vsa.TileLayout.from_video_shape(3, 5, 3, tile=tile_shape(block_size), device=device)
     B, S, H, D = 2, layout.num_tokens, HEADS, DIM
     qkv = torch.randn(B, S, 3, H, D, device=device, dtype=dtype)
-    weight = None if norm == "none" else torch.randn(D if norm == "head" else H * D, device=device, dtype=dtype)
+    width = D if norm == "head" else H * D
+    weights = [] if norm == "none" else [torch.randn(width, device=device, dtype=dtype) for _ in range(2)]
     cos, sin = (torch.randn(S, D // 2, device=device) for _ in range(2))
     rotated = rotation != "none"
     table_index, signs = ([0, D // 2, 0, 1, 0] * 4, [1.0, -1.0, 1.0, 1.0]) if rotated else ([], [])
+    x_index = [value for i in range(3) for value in (S * 3 * H * D, 3 * H * D, D, i * H * D)]
     arguments = (
-        qkv, weight, [cos, sin, sin, cos] if rotated else [], layout.slot_token,
-        [S * 3 * H * D, 3 * H * D, D, H * D], [D if norm == "all" else 0, 0], table_index, signs, [B, S, H, D],
-        rotation, norm, float(D if norm == "head" else H * D), EPS, block_size,
+        [qkv] * 3, weights, [cos, sin, sin, cos] if rotated else [], layout.slot_token, x_index,
+        [D if norm == "all" else 0, 0] * len(weights), table_index, signs, [B, S, H, D], rotation, norm, 1,
+        float(width), EPS, block_size,
     )  # fmt: skip
     return arguments, layout, cos, sin
 
@@ -219,32 +221,33 @@ def tile_shape(block_size):
 def test_operator_equals_plain_torch(rotation, norm, block_size, device):
     dtype = torch.float32 if device == "cpu" else torch.float16
     arguments, layout, cos, sin = operator_arguments(rotation, norm, block_size, device, dtype)
-    tiled, square_sums, tile_sums = torch.ops.vsa.norm_rope_tile(*arguments)
-    x = arguments[0][:, :, 1].float()
-    B, _, H, D = x.shape
+    results = torch.ops.vsa.norm_rope_tile(*arguments)
     axes = (3,) if norm == "head" else (2, 3)
-    normed = x
-    if norm != "none":
-        normed = x * torch.rsqrt(x.square().mean(axes, keepdim=True) + EPS) * arguments[1].float().view(-1, D)
-    if rotation != "none":
-        axis, pair = (-1, (-1, 2)) if rotation == "interleaved" else (-2, (2, -1))
-        a, b = normed.unflatten(-1, pair).unbind(axis)
-        c, s = cos[:, None], sin[:, None]
-        normed = torch.stack((a * c - b * s, a * s + b * c), axis).flatten(-2)
-    expected = torch.zeros(B, H, layout.num_slots, D, device=device)
-    expected[:, :, layout.token_slot.long()] = normed.transpose(1, 2)
-    limit = 1e-5 if dtype == torch.float32 else 1e-2
-    torch.testing.assert_close(tiled.float(), expected, atol=limit, rtol=limit)
-    if norm == "none":
-        assert square_sums.shape == (0,) and square_sums.dtype == torch.float32
-    else:
-        torch.testing.assert_close(square_sums, x.square().sum(axes), atol=1e-3, rtol=1e-4)
-    if block_size == 0:
-        assert tile_sums.shape == (0,) and tile_sums.dtype == torch.float32
-    else:
-        # Of the tiles as they are stored, whatever they were rounded to.
-        sums = tiled.float().unflatten(2, (-1, block_size)).sum(3)
-        torch.testing.assert_close(tile_sums, sums, atol=1e-4, rtol=1e-5)
+    for i, (tiled, square_sums, tile_sums) in enumerate(zip(*results, strict=True)):
+        x = arguments[0][i][:, :, i].float()
+        B, _, H, D = x.shape
+        normed = x
+        if norm != "none" and i < 2:
+            normed = x * torch.rsqrt(x.square().mean(axes, keepdim=True) + EPS) * arguments[1][i].float().view(-1, D)
+        if rotation != "none" and i < 2:
+            axis, pair = (-1, (-1, 2)) if rotation == "interleaved" else (-2, (2, -1))
+            a, b = normed.unflatten(-1, pair).unbind(axis)
+            c, s = cos[:, None], sin[:, None]
+            normed = torch.stack((a * c - b * s, a * s + b * c), axis).flatten(-2)
+        expected = torch.zeros(B, H, layout.num_slots, D, device=device)
+        expected[:, :, layout.token_slot.long()] = normed.transpose(1, 2)
+        limit = 1e-5 if dtype == torch.float32 else 1e-2
+        torch.testing.assert_close(tiled.float(), expected, atol=limit, rtol=limit)
+        if norm == "none" or i == 2:
+            assert square_sums.shape == (0,) and square_sums.dtype == torch.float32
+        else:
+            torch.testing.assert_close(square_sums, x.square().sum(axes), atol=1e-3, rtol=1e-4)
+        if block_size == 0:
+            assert tile_sums.shape == (0,) and tile_sums.dtype == torch.float32
+        else:
+            # Of the tiles as they are stored, whatever they were rounded to.
+            sums = tiled.float().unflatten(2, (-1, block_size)).sum(3)
+            torch.testing.assert_close(tile_sums, sums, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("block_size", [0, 64])
@@ -256,12 +259,34 @@ def test_fake_of_the_operator(norm, block_size, device):
     torch.library.opcheck(torch.ops.vsa.norm_rope_tile.default, arguments, test_utils="test_faketensor")
 
 
+PLACES = (
+    "xs", "weights", "tables", "slot_token", "x_index", "weight_index", "table_index", "signs", "sizes", "rotation",
+    "norm", "num_plain", "divisor", "eps", "block_size",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "place, value, argument",
-    [(9, "quarter", "rotation"), (10, "rows", "norm"), (13, 32, "block_size"), (13, 256, "slot_token.shape[0]")],
+    "changed, argument",
+    [
+        ({"rotation": "quarter"}, "rotation"),
+        ({"norm": "rows"}, "norm"),
+        ({"block_size": 32}, "block_size"),
+        ({"block_size": 256}, "slot_token.shape[0]"),
+        ({"xs": []}, "xs"),
+        ({"xs": [torch.zeros(1), torch.zeros(1), torch.zeros(1, dtype=torch.float16)]}, "xs[2]"),
+        ({"num_plain": 4}, "num_plain"),
+        ({"num_plain": 2}, "weights"),
+        ({"weights": [torch.zeros(DIM)]}, "weights"),
+        ({"x_index": [0, 0, 0, 0]}, "x_index"),
+        ({"weight_index": [0, 0]}, "weight_index"),
+        ({"rotation": "half"}, "tables"),
+        ({"table_index": [0] * 5}, "table_index"),
+        ({"signs": [1.0]}, "signs"),
+    ],
 )
-def test_operator_refuses(place, value, argument):
+def test_operator_refuses(changed, argument):
     arguments, *_ = operator_arguments("none", "all", 64, "cpu", torch.float32)
+    given = {**dict(zip(PLACES, arguments, strict=True)), **changed}
     with pytest.raises(vsa.ArgumentError) as caught:
-        torch.ops.vsa.norm_rope_tile(*arguments[:place], value, *arguments[place + 1 :])
+        torch.ops.vsa.norm_rope_tile(*given.values())
     assert caught.value.argument == argument

@@ -207,6 +207,29 @@ def check_kernel(device: str, config=None, repeat: bool = False, **settings) -> 
         assert all(torch.equal(a, b) for a, b in zip(run(), got, strict=True)), f"not reproducible: {settings}"
 
 
+@pytest.mark.parametrize("needs_dweight", [True, False])
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("heads, dim", [(1, 32), (5, 64), (12, 128), (40, 128), (128, 256)])
+def test_configuration_fits_a_multiprocessor(heads, dim, norm, needs_dweight):
+    pytest.importorskip("triton")
+    from vsa_inductor.kernels.norm_rope_tile_backward import row_config
+
+    config = row_config(heads, dim, norm, needs_dweight, 39936, 132)
+    assert config.chunk * dim >= 256 and -(-heads // config.chunk) <= 5
+    assert 64 % config.run == 0 and config.num_warps <= 32
+    assert (config.programs is not None) == needs_dweight
+    threads = 32 * config.num_warps * (config.programs or 1)
+    assert threads * (config.max_registers or 64) <= 65536
+
+
+def test_runs_are_shorter_where_few_programs_would_be_left():
+    pytest.importorskip("triton")
+    from vsa_inductor.kernels.norm_rope_tile_backward import row_config
+
+    runs = [row_config(12, 128, "all", False, slots, 132).run for slots in (512, 39936, 92160)]
+    assert runs == [1, 4, 8]
+
+
 SMALL = {"shape": (2, 3, 5), "dim": 32}
 
 
@@ -214,6 +237,7 @@ def main() -> None:
     """The cases of the interpreter, which takes seconds for each."""
     torch.set_num_threads(1)
     check_kernel("cpu", norm="all", rotation="interleaved", **SMALL)
+    check_kernel("cpu", norm="all", rotation="interleaved", heads=16, needs_dweight=False, **SMALL)
     check_kernel("cpu", norm="all", rotation="half", tables="halved", weight_dtype=torch.float16, **SMALL)
     check_kernel("cpu", norm="head", rotation="interleaved", tables="heads", weight_dtype=torch.float16, **SMALL)
     check_kernel("cpu", norm="none", rotation="none", **SMALL)

@@ -76,6 +76,9 @@ def video_sparse_attention(
         raise ArgumentError("gate", repr(gate), "None, a number or a tensor")
     scale = _scale(sm_scale, q)
     block_size = _static(layout.block_size)
+    # As a guard it also tells the compiler that slots are whole blocks: with sizes that are quotients it cannot divide.
+    num_slots = layout.num_blocks * block_size
+    _check.size("layout.slot_token.shape[0]", layout.slot_token.shape[0], "num_blocks * block_size", num_slots)
 
     q, k, v = _to_tile_order(q, k, v, layout)
     means = [tile_means(x.detach() if gate is None else x, layout.kv_block_sizes, block_size) for x in (q, k)]

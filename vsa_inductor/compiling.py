@@ -34,10 +34,17 @@ if TYPE_CHECKING:
 NAMESPACE = "vsa"
 # Recomputing the selection could pick other blocks, by a rounding difference, than the saved lse belongs to.
 MUST_SAVE = ("vsa.attention", "vsa.select_blocks")
+# What a kernel of ours does together with the norm and rotation around it, where their form is recognised.
+FUSED_IN = {"vsa.tile": "vsa.norm_rope_tile", "vsa.untile": "vsa.norm_rope_tile_backward"}
+# What un-tiles the attention's output: a gather of what is saved anyway; its result would be one tensor more per layer.
+# The partitioner recomputes operators that it knows, and ours when told so.
+RECOMPUTED = ("vsa.gated_combine", "vsa.untile")
 
 
 class MustSavePass(compat.CustomGraphPass):
     """Forbids the partitioner to recompute :data:`MUST_SAVE` operators, whatever memory budget or checkpoint region.
+
+    And lets it recompute :data:`RECOMPUTED` ones.
 
     Args:
         before: passes to run first: the user's own, or another library's, which the option would otherwise replace.
@@ -50,6 +57,9 @@ class MustSavePass(compat.CustomGraphPass):
         for graph_pass in self.before:
             graph_pass(graph)
         for node in graph.nodes:
+            if node.op == "call_function" and _op_name(node.target) in RECOMPUTED and _reads_attention(node):
+                node.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)
+                node.meta.setdefault("ac_graph_id", 0)
             if node.op != "call_function" or _op_name(node.target) not in MUST_SAVE:
                 continue
             # A policy function that asks for recomputation by name knows what it does.
@@ -69,6 +79,13 @@ class MustSavePass(compat.CustomGraphPass):
 
     def __hash__(self) -> int:
         return hash((MustSavePass, len(self.before)))
+
+
+def _reads_attention(node: torch.fx.Node) -> bool:
+    source = node.args[0]
+    return isinstance(source, torch.fx.Node) and any(
+        _op_name(n.target) == "vsa.attention" for n in source.all_input_nodes
+    )
 
 
 def _op_name(target: Any) -> str:
@@ -310,7 +327,7 @@ def _direction(part: compat.CapturedGraph) -> CompiledDirection:
         fused = tuple(dict.fromkeys(node.origin for node in nodes)) if nodes else call.operators
         sources = tuple(dict.fromkeys(node.source for node in nodes if node.source))
         ours = call.kind == "opaque" and call.name.startswith(f"{NAMESPACE}.")
-        calls.append(Call(part.index, part.direction, call.kind, call.name, ours, fused, sources))
+        calls.append(Call(part.index, part.direction, call.kind, call.name, ours, fused, sources, call.instead_of))
     return CompiledDirection(part.direction, tuple(calls), tuple(_tiers(part, calls)), part.code)
 
 
@@ -318,7 +335,9 @@ def _tiers(part: compat.CapturedGraph, calls: list[Call]) -> Iterator[OpTier]:
     opaque = {call.name for call in calls if call.kind == "opaque"}
     kept = Counter(node.op for node in part.nodes if node.op.startswith(f"{NAMESPACE}."))
     for op, count in kept.items():
-        yield OpTier(op, count, "opaque" if op in opaque else "lowering")
+        fused_in = FUSED_IN.get(op)
+        how = "" if fused_in is None else f"in {fused_in}" if fused_in in opaque else "generated code"
+        yield OpTier(op, count, "opaque" if op in opaque else "lowering", how)
     decomposed = {node.origin for node in part.nodes if node.origin.startswith(f"{NAMESPACE}.")} - kept.keys()
     for op in sorted(decomposed):
         # Counting calls of an operator that is gone is not possible: its pieces may have been merged.

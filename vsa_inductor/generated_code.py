@@ -20,6 +20,11 @@ _CALL = re.compile(
     r"(?:torch\.ops\.(?P<opaque>\w+\.\w+)(?:\.\w+)?|extern_kernels\.(?P<extern>\w+)"
     r"|self\.partitions\[(?P<partition>\d+)\]|\b(?P<kernel>\w+)(?:\.run)?)\("
 )
+# Calls of ours that take the place of work which the user wrote: what that was stands among their arguments.
+_FUSED = re.compile(
+    r"vsa\.norm_rope_tile(?:_backward)?\.default\((?P<operands>\[[^\]]*\])?.*"
+    r"'(?P<rotation>interleaved|half|none)', '(?P<norm>all|head|none)', (?P<plain>\d+)?"
+)
 # torch.ops calls that only name memory.
 _NO_WORK = {"inductor._reinterpret_tensor", "inductor._alloc_from_pool"}
 
@@ -33,12 +38,14 @@ class GeneratedCall:
         name: of the operator, without its overload, of the library routine or of the kernel.
         handle: Inductor's name for this very launch, empty where it gave none.
         operators: the operators that the comment at the call names, empty where there is none.
+        instead_of: in words, the user's work that an operator of ours takes the place of; empty for other calls.
     """
 
     kind: str
     name: str
     handle: str = ""
     operators: tuple[str, ...] = ()
+    instead_of: str = ""
 
 
 def calls_in_order(code: str) -> tuple[GeneratedCall, ...]:
@@ -69,7 +76,7 @@ def _calls_by_function(text: str, kinds: dict[str, str]) -> dict[str, list[Gener
             for match in _CALL.finditer(line):
                 if call := _call(match, kinds):
                     comments = (handle, tuple(filter(None, operators.split(", "))))
-                    functions[current].append(GeneratedCall(*call, *comments))
+                    functions[current].append(GeneratedCall(*call, *comments, _instead_of(line)))
                     # Comments stand before the call that they speak of, sometimes with lines between.
                     handle = operators = ""
     return functions
@@ -84,6 +91,21 @@ def _call(match: re.Match[str], kinds: dict[str, str]) -> tuple[str, str] | None
         return "partition", f"partition_{match['partition']}"
     name = match["kernel"]
     return (kinds[name], name) if name in kinds else None
+
+
+def _instead_of(line: str) -> str:
+    match = _FUSED.search(line)
+    if match is None:
+        return ""
+    norm = {"all": "RMSNorm over all heads", "head": "RMSNorm per head", "none": ""}[match["norm"]]
+    rotation = "" if match["rotation"] == "none" else f"{match['rotation']} RoPE"
+    work = ", ".join(filter(None, (norm, rotation)))
+    if not match["operands"]:
+        return f"un-tile, backward of {work}" if work else "un-tile"
+    plain = int(match["plain"] or 0)
+    others = match["operands"].count(",") + 1 - plain
+    parts = [f"{work}, tile of {others}"] if others else []
+    return "; ".join(parts + ([f"tile of {plain}"] if plain else []))
 
 
 def _expand(function: str, functions: dict[str, list[GeneratedCall]]) -> list[GeneratedCall]:

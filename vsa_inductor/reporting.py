@@ -42,6 +42,7 @@ class Call:
         ours: the operator belongs to vsa_inductor.
         fused: the operators whose work it does, in graph order.
         sources: the calls of the traced program that they belong to; in the backward, those whose gradient they are.
+        instead_of: in words, the work of the program that an operator of ours takes the place of.
     """
 
     graph: int
@@ -51,6 +52,7 @@ class Call:
     ours: bool
     fused: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+    instead_of: str = ""
 
     @property
     def generated(self) -> bool:
@@ -59,11 +61,16 @@ class Call:
 
 @dataclass(frozen=True)
 class OpTier:
-    """How an operator of ours reached the generated code: ``"lowering"``, ``"decomposition"`` or ``"opaque"``."""
+    """How an operator of ours reached the generated code: ``"lowering"``, ``"decomposition"`` or ``"opaque"``.
+
+    ``how``: for ``vsa.tile`` and ``vsa.untile``, the kernel of ours that does them with the norm and rotation around
+    them, where their form is recognised, else ``"generated code"``.
+    """
 
     op: str
     count: int
     tier: str
+    how: str = ""
 
 
 @dataclass(frozen=True)
@@ -174,7 +181,10 @@ def _page(report: RegionReport) -> Iterator[str]:
             yield f"graph {graph.index}, {direction.direction}"
             yield from _calls(direction.calls)
             if direction.tiers:
-                tiers = (f"{tier.op} x{tier.count} {tier.tier}" for tier in direction.tiers)
+                tiers = (
+                    f"{tier.op} x{tier.count} {tier.tier}{f' ({tier.how})' if tier.how else ''}"
+                    for tier in direction.tiers
+                )
                 yield from _wrap(", ".join(tiers), "  ours: ")
     if report.backends:
         yield ""
@@ -205,7 +215,7 @@ def _calls(calls: tuple[Call, ...]) -> Iterator[str]:
 
 def _remark(call: Call, described: bool) -> str:
     if call.ours:
-        return "  <- vsa_inductor"
+        return "  <- vsa_inductor" + (f": {call.instead_of}" if call.instead_of else "")
     if call.kind == "extern" and call.sources:
         return f"  for {', '.join(call.sources)}"
     return "  (as above)" if described else ""

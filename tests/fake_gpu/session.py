@@ -18,17 +18,20 @@ from .generated_code import GeneratedCode
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ARCHES = (90, 100)
-BUILDERS = (
-    "tests.fake_gpu.plain_block:plain_block",
-    "tests.fake_gpu.wan_block:wan",
-    "tests.fake_gpu.wan_block:wan_eager_backward",
-    "tests.fake_gpu.wan_block:wan_one_kernel",
-    "tests.fake_gpu.wan_block:rotate_half",
-    "tests.fake_gpu.wan_block:per_head_norm",
-    "tests.fake_gpu.wan_block:wan_recognised",
-    "tests.fake_gpu.wan_block:rotate_half_recognised",
-    "tests.fake_gpu.wan_block:per_head_recognised",
+# Functions of wan_block.py. Without a word on it: gated, and the backward of the triton backend.
+GENERIC = ("wan", "wan_eager_backward", "wan_one_kernel", "per_head_rotate_half")
+RECOGNISED = (
+    "wan_recognised",
+    "rotate_half_recognised",
+    "per_head_recognised",
+    "complex_recognised",
+    "swapped_recognised",
 )
+UNGATED = ("ungated", "ungated_recognised")
+# The backward of these has the contract that leaves most to generated code; their prologue is recognised.
+ASKED = ("wan_asked", "ungated_asked")
+ALL = (*GENERIC, *RECOGNISED, *UNGATED, *ASKED)
+BUILDERS = ("tests.fake_gpu.plain_block:plain_block", *(f"tests.fake_gpu.wan_block:{name}" for name in ALL))
 
 
 @functools.cache

@@ -66,6 +66,10 @@ def add_one(in_out_ptr0, in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
     tl.store(in_out_ptr0 + x, a)
     tl.store(out_ptr0 + x, b)
 \'\'\', device_str='cuda')
+async_compile.triton('double', \'\'\'
+def double(in_out_ptr0, xnumel, XBLOCK : tl.constexpr):
+    tl.store(in_out_ptr0 + x, 2 * tl.load(in_out_ptr0 + x))
+\'\'\', device_str='cuda')
 class Runner:
     def call(self, args):
         left, right = args
@@ -77,25 +81,43 @@ class Runner:
             buf1 = reinterpret_tensor(buf0, (32, ), (1, ), 0); del buf0  # reuse
             buf2 = empty_strided_cuda((32, ), (1, ), torch.bfloat16)
             add_one.run(buf1, left, buf2, 32, stream=raw_stream0)
+            buf6 = buf2; del buf2  # reuse
+            buf7 = reinterpret_tensor(buf6, (4, 8), (8, 1), 0); del buf6  # reuse
+            double.run(buf7, 32, stream=raw_stream0)
             buf3 = torch.ops.vsa.pair.default(buf1, 2.0)
             buf4 = buf3[0]
             buf5 = buf3[1]
             assert_size_stride(buf5, (2, 4), (4, 1), 'torch.ops.vsa.pair.default')
+            buf8 = torch.ops.vsa.lists.default([left, buf4], 3, [])
+            buf9 = buf8[0][1]
+            buf10 = buf8[1]
         return (reinterpret_tensor(buf4, (4, 8), (8, 1), 0), buf5, None, )
+def get_args():
+    left = rand_strided((4, 8), (8, 1), device='cuda:0', dtype=torch.float32)
+    right = rand_strided((8, 8), (8, 1), device='cuda:0', dtype=torch.bfloat16)
+    return [left, right]
 """
 
 
 def test_wrapper_parser() -> None:
     wrapper = Wrapper(WRAPPER)
-    product, launch, pair = wrapper.steps
+    product, launch, in_place, pair, lists = wrapper.steps
     assert (product.reads, product.writes) == (["left", "right"], ["buf0"])
     assert (launch.reads, launch.writes) == (["buf0", "left"], ["buf1", "buf2"])
+    # Memory whose name changes twice before the kernel runs holds what was written under the first.
+    assert (in_place.reads, in_place.writes) == (["buf2"], ["buf7"])
     assert (pair.operation, pair.arguments) == ("torch.ops.vsa.pair.default", ("buf1", None))
     assert wrapper.outputs == ("buf4", "buf5", None)
     assert pair.outputs == {0: "buf4", 1: "buf5"}
+    assert (lists.arguments, lists.lists) == ((None, None, None), {0: ("left", "buf4"), 2: ()})
+    assert lists.reads == ["left", "buf4"]
+    assert lists.outputs == {(0, 1): "buf9", 1: "buf10"}
+    assert wrapper.launched() == [launch, in_place]
     assert wrapper.writers("buf5") == [pair]
     assert wrapper.upstream("buf1") == [launch]
     assert wrapper.upstream("buf4") == []
+    assert wrapper.inputs == ("left", "right")
     assert wrapper.buffers["left"].numel == 32
+    assert (wrapper.buffers["right"].shape, wrapper.buffers["right"].dtype) == ((8, 8), "torch.bfloat16")
     assert wrapper.buffers["buf1"].dtype == "torch.float32"
     assert wrapper.buffers["buf5"].shape == (2, 4)

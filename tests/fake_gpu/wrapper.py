@@ -37,7 +37,9 @@ class Step:
     """One launch or library call.
 
     arguments: the positional ones, None where the argument is no buffer.
-    outputs: of a call that returns several, those that are used, by position; they are among `writes` too.
+    lists: the buffers in those of the arguments that are lists, by position.
+    outputs: of a call that returns several, those that are used, by position; in a list among them, by both positions.
+        They are among `writes` too.
     kernel: the generated kernel; None for a call of a library or an operator.
     """
 
@@ -46,26 +48,35 @@ class Step:
     reads: list[str]
     writes: list[str]
     kernel: Kernel | None = None
-    outputs: dict[int, str] = dataclasses.field(default_factory=dict)
+    lists: dict[int, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    outputs: dict[int | tuple[int, ...], str] = dataclasses.field(default_factory=dict)
 
 
 class Wrapper:
-    """The `call` of one generated module: `steps` in order, `buffers` by name, `outputs` in graph order."""
+    """The `call` of one generated module, whose text is `body`: `steps` in order, `buffers` by name, `inputs` and
+    `outputs` in graph order.
+
+    Shapes and dtypes of all inputs are known where the module has Inductor's `get_args`, which makes examples of them;
+    else shapes, as far as the code asserts them.
+    """
 
     def __init__(self, source: str) -> None:
         self.steps: list[Step] = []
         self.buffers: dict[str, Buffer] = {}
+        self.inputs: tuple[str, ...] = ()
         self.outputs: tuple[str | None, ...] = ()
         self._lines = source.splitlines()
         self._same: dict[str, str] = {}
         self._kernels = {kernel.name: kernel for kernel in kernels_of(source, "")}
-        calls = [
-            node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef) and node.name == "call"
-        ]
+        functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+        calls = [node for node in functions if node.name == "call"]
         if len(calls) != 1:
             raise ValueError(f"{len(calls)} functions named call; this parser knows wrappers with one")
+        self.body = "\n".join(map(ast.unparse, calls[0].body))
         for statement in calls[0].body:
             self._statement(statement)
+        for statement in (inner for node in functions if node.name == "get_args" for inner in node.body):
+            self._example(statement)
 
     def writers(self, buffer: str) -> list[Step]:
         """The steps that write the buffer, in order; none for a graph input."""
@@ -86,6 +97,10 @@ class Wrapper:
                     pending.extend(step.reads)
         return found
 
+    def launched(self) -> list[Step]:
+        """The steps that are generated kernels."""
+        return [step for step in self.steps if step.kernel is not None]
+
     def called(self, operation: str) -> list[Step]:
         """Library calls and launches whose name contains `operation`."""
         return [step for step in self.steps if operation in step.operation]
@@ -104,8 +119,9 @@ class Wrapper:
     def _assign(self, node: ast.Assign) -> None:
         target = node.targets[0]
         if isinstance(target, ast.Tuple):
-            for element in target.elts:
-                self._new(ast.unparse(element))
+            self.inputs = tuple(ast.unparse(element) for element in target.elts)
+            for name in self.inputs:
+                self._new(name)
             return
         name, value = ast.unparse(target), node.value
         if ast.unparse(value) == "args":
@@ -127,7 +143,7 @@ class Wrapper:
             self._new(name)
             for step in self.writers(source):
                 step.writes.append(name)
-                step.outputs[ast.literal_eval(value.slice)] = name
+                step.outputs[_position(value)] = name
         elif self._lines[node.lineno - 1].rstrip().endswith("# reuse"):
             shape = self._shape_of(value) or self.buffers[source].shape
             self.buffers[name] = Buffer(name, shape, self.buffers[source].dtype, reuses=self.buffers[source])
@@ -154,14 +170,15 @@ class Wrapper:
         if isinstance(node.func, ast.Attribute):
             # workspace_0[...].view(...).sum(dim=0): a reduction of partial sums, written as methods of a buffer.
             named["self"] = self._buffer_of(node.func.value)
-        nested = [name for argument in node.args if isinstance(argument, ast.List) for name in self._inside(argument)]
+        lists = {at: tuple(self._inside(value)) for at, value in enumerate(node.args) if isinstance(value, ast.List)}
+        nested = [name for names in lists.values() for name in names]
         reads = [name for name in (*arguments, *named.values(), *nested) if name is not None]
         writes = [name for name in written if name is not None]
         if result is not None:
             self._new(result)
             writes.append(result)
         if reads or writes:
-            self.steps.append(Step(function, tuple(arguments), reads, writes))
+            self.steps.append(Step(function, tuple(arguments), reads, writes, lists=lists))
 
     def _launch(self, kernel: Kernel, arguments: list[str | None]) -> None:
         stored, loaded = set(_STORE.findall(kernel.source)), set(_LOAD.findall(kernel.source))
@@ -170,13 +187,26 @@ class Wrapper:
             if name is None:
                 continue
             if parameter in loaded:
-                previous = self.buffers[name].reuses
-                # In place over memory that had another name until now: what is read is the old buffer.
-                in_place = previous is not None and not self.writers(name)
-                reads.append(previous.name if in_place and previous is not None else name)
+                reads.append(self._content(name))
             if parameter in stored:
                 writes.append(name)
         self.steps.append(Step(kernel.name, tuple(arguments), reads, writes, kernel))
+
+    def _content(self, name: str) -> str:
+        """The buffer whose values a name has: in place over memory that had other names until now, the old one."""
+        buffer = self.buffers[name]
+        while buffer.reuses is not None and not self.writers(buffer.name):
+            buffer = buffer.reuses
+        return buffer.name
+
+    def _example(self, node: ast.stmt) -> None:
+        """``name = rand_strided(shape, stride, device=..., dtype=...)``: what an input looks like."""
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+            return
+        name, call = ast.unparse(node.targets[0]), node.value
+        dtypes = [ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == "dtype"]
+        if ast.unparse(call.func) == "rand_strided" and name in self.inputs and dtypes:
+            self.buffers[name].shape, self.buffers[name].dtype = ast.literal_eval(call.args[0]), dtypes[0]
 
     def _new(self, name: str) -> None:
         self.buffers[name] = Buffer(name)
@@ -208,3 +238,13 @@ class Wrapper:
         if isinstance(node, ast.Call):
             return ast.literal_eval(node.args[1])
         return None
+
+
+def _position(node: ast.Subscript) -> int | tuple[int, ...]:
+    """Where a subscript reads: the index, or all of them where a list among the outputs is subscripted too."""
+    index, inner = ast.literal_eval(node.slice), node.value
+    indices = [index]
+    while isinstance(inner, ast.Subscript):
+        indices.insert(0, ast.literal_eval(inner.slice))
+        inner = inner.value
+    return index if len(indices) == 1 else tuple(indices)

@@ -63,11 +63,11 @@ class EagerLayoutKernels:
         for out, tiled in zip(outs, reference.tile_to_bhsd(xs, slot_token), strict=True):
             out.copy_(tiled)
 
-    def norm_rope_tile(self, x: Tensor, *args: Any) -> None:
-        *arguments, tiled, square_sums, tile_sums = args
-        outputs = (tiled, square_sums, tile_sums)
-        for target, value in zip(outputs, reference.norm_rope_tile(x, *arguments), strict=True):
-            target.copy_(value)
+    def norm_rope_tile(self, xs: Sequence[Tensor], *args: Any) -> None:
+        arguments, outputs = args[:-3], args[-3:]
+        for targets, values in zip(outputs, reference.norm_rope_tile(xs, *arguments), strict=True):
+            for target, value in zip(targets, values, strict=True):
+                target.copy_(value)
 
     def norm_rope_tile_backward(self, dtiled: Tensor, *args: Any) -> None:
         *arguments, dx, dweight = args

@@ -139,10 +139,10 @@ class TritonLayoutKernels:
             span = slice(first, first + MAX_TENSORS)
             launch_tile_to_bhsd(xs[span], slot_token, outs[span])
 
-    def norm_rope_tile(self, x: Tensor, *args: Any) -> None:
+    def norm_rope_tile(self, xs: Sequence[Tensor], *args: Any) -> None:
         from ..kernels.norm_rope_tile import launch_norm_rope_tile
 
-        launch_norm_rope_tile(x, *args)
+        launch_norm_rope_tile(xs, *args)
 
     def norm_rope_tile_backward(self, dtiled: Tensor, dtile_sums: Tensor | None, *args: Any) -> None:
         from ..kernels.norm_rope_tile_backward import launch_norm_rope_tile_backward

@@ -32,18 +32,20 @@ def combine_gradients(
 
 
 def normed_tiles(
-    x: Tensor, slot_token: Tensor, sizes: Sequence[int], norm: str, block_size: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a flat x with ``sizes`` B, S, H, D: tiles ``[B, H, S_pad, D]``, square sums and tile sums.
+    xs: Sequence[Tensor], slot_token: Tensor, sizes: Sequence[int], norm: str, num_plain: int, block_size: int
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Of each flat x with ``sizes`` B, S, H, D: tiles ``[B, H, S_pad, D]``, square sums and tile sums.
 
-    Square sums are ``[B, S]``, ``[B, S, H]`` with norm ``"head"``, ``[0]`` with ``"none"``; tile sums
-    ``[B, H, N, D]``, ``[0]`` with block size 0. Both fp32, fp64 for fp64.
+    Square sums are ``[B, S]``, ``[B, S, H]`` with norm ``"head"``, ``[0]`` with ``"none"`` and for the last
+    ``num_plain``; tile sums ``[B, H, N, D]``, ``[0]`` with block size 0. Both fp32, fp64 for fp64.
     """
     B, S, H, D = sizes
-    tiles = x.new_empty(B, H, slot_token.shape[0], D)
+    tiles = [x.new_empty(B, H, slot_token.shape[0], D) for x in xs]
     shape = {"all": (B, S), "head": (B, S, H), "none": (0,)}[norm]
-    square_sums = x.new_empty(shape, dtype=statistics_dtype(x.dtype))
-    return tiles, square_sums, block_sums(tiles, block_size) if block_size else square_sums.new_empty(0)
+    shapes = [shape] * (len(xs) - num_plain) + [(0,)] * num_plain
+    dtype = statistics_dtype(xs[0].dtype)
+    square_sums = [x.new_empty(shape, dtype=dtype) for x, shape in zip(xs, shapes, strict=True)]
+    return tiles, square_sums, [block_sums(x, block_size) if block_size else x.new_empty(0, dtype=dtype) for x in tiles]
 
 
 def norm_gradients(x: Tensor, sizes: Sequence[int], needs_dx: bool, needs_dweight: bool) -> tuple[Tensor, Tensor]:

@@ -12,8 +12,8 @@ from .tile_sums import tile_sums
 
 
 def norm_rope_tile(
-    x: Tensor,
-    weight: Tensor | None,
+    xs: Sequence[Tensor],
+    weights: Sequence[Tensor],
     tables: Sequence[Tensor],
     slot_token: Tensor,
     x_index: Sequence[int],
@@ -23,39 +23,50 @@ def norm_rope_tile(
     sizes: Sequence[int],
     rotation: str,
     norm: str,
+    num_plain: int,
     divisor: float,
     eps: float,
     block_size: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Arguments as the operator's.
 
     Returns:
-        Tiles ``[B, H, S_pad, D]`` in the dtype of x. The sums of squares ``[B, S]``, with ``norm="head"``
-        ``[B, S, H]``, with ``norm="none"`` ``[0]``. The sums over blocks ``[B, H, N, D]``, ``[0]`` with ``block_size``
-        0. Sums are fp32, fp64 for fp64.
+        For each x: tiles ``[B, H, S_pad, D]`` in the dtype of x; the sums of squares ``[B, S]``, with ``norm="head"``
+        ``[B, S, H]``, with ``norm="none"`` and for the last ``num_plain`` ``[0]``; the sums over blocks
+        ``[B, H, N, D]``, ``[0]`` with ``block_size`` 0. Sums are fp32, fp64 for fp64.
     """
     B, S, H, D = sizes
-    wide = torch.promote_types(x.dtype, torch.float32)
-    values = _view(x, (B, S, H, D), (*x_index[:3], 1), x_index[3]).to(wide)
-    sums, normed = values.new_empty(0), values
-    if norm != "none":
-        sums = values.square().sum(3 if norm == "head" else (2, 3))
-        normed = values * torch.rsqrt(sums / divisor + eps).view(B, S, H if norm == "head" else 1, 1)
-        if weight is not None:
-            normed = normed * _view(weight, (H, D), (weight_index[0], 1), weight_index[1]).to(wide)
+    wide = torch.promote_types(xs[0].dtype, torch.float32)
+    factors = []
+    for i, (table, sign) in enumerate(zip(tables, signs, strict=True)):
+        *strides, offset = table_index[5 * i : 5 * i + 5]
+        factors.append(sign * _view(table, (B, S, H, D // 2), strides, offset).to(wide))
+    all_tiles, all_squares, all_sums = [], [], []
+    for i, x in enumerate(xs):
+        *strides, offset = x_index[4 * i : 4 * i + 4]
+        values = _view(x, (B, S, H, D), (*strides, 1), offset).to(wide)
+        squares = values.new_empty(0)
+        if i < len(xs) - num_plain:
+            if norm != "none":
+                squares = values.square().sum(3 if norm == "head" else (2, 3))
+                values = values * torch.rsqrt(squares / divisor + eps).view(B, S, H if norm == "head" else 1, 1)
+                if weights:
+                    weight = _view(weights[i], (H, D), (weight_index[2 * i], 1), weight_index[2 * i + 1])
+                    values = values * weight.to(wide)
+            values = _rotated(values, factors, rotation)
+        tiled = tile(values.to(x.dtype), slot_token, slot_token)
+        all_tiles.append(tiled)
+        all_squares.append(squares)
+        all_sums.append(tile_sums(tiled, block_size) if block_size else values.new_empty(0))
+    return all_tiles, all_squares, all_sums
+
+
+def _rotated(x: Tensor, factors: Sequence[Tensor], rotation: str) -> Tensor:
     if rotation == "none":
-        rotated = normed
-    else:
-        axis, pair = (-1, (-1, 2)) if rotation == "interleaved" else (-2, (2, -1))
-        a, b = normed.unflatten(-1, pair).unbind(axis)
-        factors = [
-            sign * _view(table, (B, S, H, D // 2), table_index[5 * i : 5 * i + 4], table_index[5 * i + 4]).to(wide)
-            for i, (table, sign) in enumerate(zip(tables, signs, strict=True))
-        ]
-        pairs = (a * factors[0] + b * factors[1], a * factors[2] + b * factors[3])
-        rotated = torch.stack(pairs, axis).flatten(-2)
-    tiled = tile(rotated.to(x.dtype), slot_token, slot_token)
-    return tiled, sums, tile_sums(tiled, block_size) if block_size else values.new_empty(0)
+        return x
+    axis, pair = (-1, (-1, 2)) if rotation == "interleaved" else (-2, (2, -1))
+    a, b = x.unflatten(-1, pair).unbind(axis)
+    return torch.stack((a * factors[0] + b * factors[1], a * factors[2] + b * factors[3]), axis).flatten(-2)
 
 
 def _view(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
