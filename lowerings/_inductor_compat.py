@@ -21,7 +21,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass
 from torch._inductor.custom_graph_pass import get_hash_for_files as get_hash_for_files
 
 from ._captured import CapturedGraph, calls_of, captured
-from ._formula import Formula, Ranges, folded, position_in
+from ._formula import Formula, OtherForm, Ranges, folded, position_in
 
 
 def expand_mode(mode: str | None, dynamic: bool | None) -> dict[str, Any]:
@@ -466,16 +466,18 @@ def _recorder(known: Ranges) -> Any:
 
 def current_node() -> Any:
     """The call that is being lowered."""
+    return _graph().current_node
+
+
+def _graph() -> Any:
     from torch._inductor.virtualized import V
 
-    return V.graph.current_node
+    return V.graph
 
 
 def notes() -> dict[torch.fx.Node, Any]:
     """What lowerings of this graph leave, by call, for those that read its result: values may be gone by then."""
-    from torch._inductor.virtualized import V
-
-    return V.graph.__dict__.setdefault("_vsa_notes", {})
+    return _graph().__dict__.setdefault("_vsa_notes", {})
 
 
 def is_buffer(x: Any) -> bool:
@@ -488,16 +490,12 @@ def is_buffer(x: Any) -> bool:
 
 def values() -> dict[torch.fx.Node, Any]:
     """Values of this graph by call, as long as they are still to be read. A call that has one is not lowered."""
-    from torch._inductor.virtualized import V
-
-    return V.graph.env
+    return _graph().env
 
 
 def value_of(node: torch.fx.Node) -> Any | None:
     """The value of ``node``, made now where the graph has not come to it yet; None where it is no longer to be had."""
-    from torch._inductor.virtualized import V
-
-    graph, pending = V.graph, [node]
+    graph, pending = _graph(), [node]
     if node.op == "placeholder":
         return graph.graph_inputs[str(node.target)]
     if node not in graph.env and node < graph.current_node:
@@ -562,8 +560,8 @@ def trial(
     """Lowers what stands between ``inputs`` and ``outputs`` in a graph of its own, to read formulas from.
 
     Yields the values by node, good inside the context only; the input at place n is a buffer called ``input_n``. Sums
-    stay whole and pointwise work is not materialised. The real graph sees nothing of it. ``substitute`` may name a
-    lowering in place of a call's own; complex inputs are real, with a last axis of two.
+    stay whole, pointwise work is not materialised, the real graph sees nothing of it. ``substitute`` may name another
+    lowering for a call; complex inputs are real, with a last axis of two. Raises OtherForm where it fails.
     """
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
@@ -591,7 +589,11 @@ def trial(
     lowering = GraphLowering(torch.fx.GraphModule({}, graph), values, shape_env=V.graph._shape_env)
     lowering.args_iter = iter(values)
     with inductor_config.patch(whole), V.set_graph_handler(lowering), V.set_current_node(None):
-        for node in graph.nodes:
-            if node.op != "output":
-                lowering.env[node] = lowering.run_node(node)
+        try:
+            for node in graph.nodes:
+                if node.op != "output":
+                    lowering.env[node] = lowering.run_node(node)
+        except Exception as error:
+            # Whatever does not lower alone is no known form.
+            raise OtherForm from error
         yield {node: lowering.env[copied] for node, copied in copies.items()}

@@ -209,8 +209,8 @@ def _in_front_of(roots: list[torch.fx.Node], met: Collection[torch.fx.Node], sou
             behind.add(node)
             pending += node.all_input_nodes
     size, dtype = source.meta["val"].numel(), source.meta["val"].dtype
-    made = [n for n in behind if is_loop(n) and computes(n) and n.meta["val"].dtype == dtype]
-    return [n for n in sorted(made)[-1:] if n.meta["val"].numel() == size and compat.values().get(n) is not None]
+    made = [n for n in sorted(behind) if is_loop(n) and computes(n) and n.meta["val"].dtype == dtype]
+    return [n for n in made if n.meta["val"].numel() == size and compat.values().get(n) is not None][-1:]
 
 
 def _summed_in(root: Any) -> str | None:

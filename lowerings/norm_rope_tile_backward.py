@@ -73,9 +73,9 @@ def lower(x: Any, slot_token: Any) -> Any | None:
     behind = following(node)
     try:
         inputs, _ = inputs_of(behind, [node])
+        match = recognise(node, behind, inputs)
     except OtherForm:
         return None
-    match = recognise(node, behind, inputs)
     if match is None:
         alone = not any(map(computes, behind))
         return _call(node, tiled, sums, slot_token, block_size, inputs, None)[0] if sums is not None and alone else None

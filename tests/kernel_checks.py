@@ -253,11 +253,13 @@ def check_combine(
     weight = 1.0 if gate is None else gate.float()
     by_slot, by_block = tables[0].long(), tables[0].long() // block_size
     per_token = coarse[:, :, by_block].transpose(1, 2)
-    bars = (1e-5, 1e-5) if dtype == torch.float32 else (1e-2, 1e-3)
+    # Against references rounded as the results are: what is left is a rounding turned over here and there.
+    bars = (1e-5, 1e-5) if dtype == torch.float32 else (1e-2, 1e-4)
 
     combined = torch.full_like(dout, math.nan).contiguous()
     launch_gated_combine(out, gate, coarse, *tables, block_size, combined)
-    assert_close("combined", combined, out[:, :, by_slot].transpose(1, 2).float() + weight * per_token, *bars)
+    expected_sum = out[:, :, by_slot].transpose(1, 2).float() + weight * per_token
+    assert_close("combined", combined, expected_sum.to(dtype).float(), *bars)
 
     out[:, :, ~real.to(device)] = math.nan
     tiled = torch.zeros(out.shape, device=device)
@@ -267,7 +269,7 @@ def check_combine(
     expected = (
         tiled,
         (out.float().masked_fill(~real.to(device)[:, None], 0) * tiled).sum(-1),
-        dout.float() * per_token,
+        (dout.float() * per_token).to(dtype).float(),
         weighted.unflatten(2, (num_blocks, block_size)).sum(3),
     )
     names, dtypes = ("dout_tiles", "delta", "dgate", "dcoarse"), (dtype, torch.float32, dtype, torch.float32)

@@ -82,8 +82,8 @@ SMALL_PROLOGUE = {
         "offsets": (0, 2, 4), "num_plain": 2, "config": PrologueConfig(4, 1, 4, 2, 16, 3), "video": (6, 5, 3),
         "batch": 2,
     },
-    "q, k, one after the other": {
-        "offsets": (0, 2), "config": PrologueConfig(2, 2, 4, 1, 16, 0, False), "video": (6, 5, 3), "heads": 5,
+    "q, k, no v, loads as they come": {
+        "offsets": (0, 2), "config": PrologueConfig(2, 2, 4, 1, 16), "video": (6, 5, 3), "heads": 5,
     },
     "alignments that differ": {"offsets": (0, 1, 3, 0), "num_plain": 2},
     "weights that differ": {"offsets": (0, 0, 0), "num_plain": 1, "weight_dtype": (torch.float32, torch.float16)},
@@ -92,9 +92,6 @@ SMALL_PROLOGUE = {
     "tables of every head, halves": {"tables": "per head", "rotation": "half", "norm": "head"},
     "compact tables, half precision": {"tables": "once", "table_dtype": torch.float16},
     "half-precision tables": {"table_dtype": torch.float16},
-    "half-precision tables by elements": {
-        "table_dtype": torch.float16, "config": PrologueConfig(8, 1, 4, wide_tables=False),
-    },
     "no weight": {"weight_dtype": None},
     "half-precision weight": {"weight_dtype": torch.float16},
     "a part of a block, no sums": {"block_size": 0, "slots": 40, "offsets": (0, 0), "num_plain": 1},

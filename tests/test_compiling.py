@@ -207,11 +207,12 @@ def test_the_coarse_branch_is_not_saved_in_raster_order():
     q, k, v, gate = (torch.randn(1, layout.num_tokens, 2, 64, requires_grad=True) for _ in range(4))
 
     def block(q, k, v, gate):
-        return video_sparse_attention(q.sin(), k.sin(), v.sin(), layout, sparsity=0.5, gate=gate.sin())
+        return video_sparse_attention(q.sin(), k.sin(), v.sin(), layout, sparsity=0.5, gate=gate).sin()
 
     saved: list[torch.Size] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.shape) or x, lambda x: x):
         out = compiling.compile(block)(q, k, v, gate)
+    # The combined output, which sin needs again, is made once more from what is saved in tile order.
     assert saved.count(q.shape) == 4, f"q, k, v and gate of the caller are the only raster tensors: {saved}"
     coarse_rows = layout.num_blocks * 2 * 64
     assert any(shape.numel() == coarse_rows and shape[-1] == 64 for shape in saved)

@@ -76,12 +76,6 @@ def rounded(first, second, dtype: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def packed(word):
-    """The word, which the compiler no longer takes for the same at every step of a loop: it is unpacked there."""
-    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [word], dtype=tl.uint32, is_pure=False, pack=1)
-
-
-@triton.jit
 def store_words(ptr, word, mask, HALF: tl.constexpr, HALVES: tl.constexpr):
     """Pairs of neighbours as words, or of halves (by a pointer to 16-bit elements) to both halves."""
     if HALVES:

@@ -44,7 +44,6 @@ from vsa_inductor.kernels._pairs import (
     distinct_tables,
     in_words,
     load_words,
-    packed,
     part,
     rounded,
     store_sums,
@@ -70,9 +69,6 @@ class PrologueConfig(NamedTuple):
         num_stages: steps under way, in shared memory; 1: none but the step's own, by way of registers.
         plain_rows: slots of a step of a plain operand; divides 64.
         beside: programs of plain operands that follow those of the normed ones of each tile; the others come last.
-        paired: the normed operands of a tile stand next to each other, instead of one operand after the other.
-        packed_weight: pairs of the weight are unpacked at each step, and take half the registers meanwhile.
-        wide_tables: values of a table that stand two apart travel with what is between them, in fewer, longer loads.
         max_registers: cap per thread, to fit one more program on a multiprocessor; None leaves it to the compiler.
     """
 
@@ -82,9 +78,6 @@ class PrologueConfig(NamedTuple):
     num_stages: int = 4
     plain_rows: int = 16
     beside: int = 0
-    paired: bool = True
-    packed_weight: bool = False
-    wide_tables: bool = True
     max_registers: int | None = None
 
 
@@ -119,8 +112,7 @@ def _normed_span(
     SPAN: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
     NORM: tl.constexpr, ROTATION: tl.constexpr, X_APART: tl.constexpr, HAS_WEIGHT: tl.constexpr,
     WEIGHT_APART: tl.constexpr, TABLES: tl.constexpr, TABLE_PARTS: tl.constexpr, TABLES_PER_HEAD: tl.constexpr,
-    SIGNS: tl.constexpr, SUMS: tl.constexpr, PACKED: tl.constexpr,
-    NATIVE: tl.constexpr,
+    SIGNS: tl.constexpr, SUMS: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """One span of slots of one operand: norm, rotation, tiles and sums of all heads."""
     CHUNKS: tl.constexpr = (HEADS + CHUNK - 1) // CHUNK
@@ -202,9 +194,8 @@ def _normed_span(
         for c in tl.static_range(CHUNKS):
             a, b = values[2 * c], values[2 * c + 1]
             if HAS_WEIGHT:
-                w = packed(weight[c]) if PACKED else weight[c]
-                a *= part(w, weight_ptr.dtype.element_ty, 0)
-                b *= part(w, weight_ptr.dtype.element_ty, 1)
+                a *= part(weight[c], weight_ptr.dtype.element_ty, 0)
+                b *= part(weight[c], weight_ptr.dtype.element_ty, 1)
             if NORM == 1:
                 total = tl.sum(values[2 * c] * values[2 * c] + values[2 * c + 1] * values[2 * c + 1], 2, keep_dims=True)
                 heads_of_row = square_sums_ptr + (batch * num_tokens + token) * HEADS + (head + c * CHUNK)
@@ -274,22 +265,19 @@ def _plain_span(
 @triton.jit(do_not_specialize=["num_tokens", "num_tiles"])
 def _norm_rope_tile_kernel(
     xs, weights, tables, slot_token_ptr, tiled, square_sums, tile_sums, num_slots, num_tokens, num_tiles, x_index,
-    weight_index, table_index, reciprocal, eps, NORMED: tl.constexpr, PLAIN: tl.constexpr, PAIRED: tl.constexpr,
-    BESIDE: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr,
+    weight_index, table_index, reciprocal, eps, NORMED: tl.constexpr, PLAIN: tl.constexpr, BESIDE: tl.constexpr,
+    HEADS: tl.constexpr, HALF: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr,
     CHUNK: tl.constexpr, PLAIN_ROWS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr,
     ROTATION: tl.constexpr, X_APART: tl.constexpr, PLAIN_APART: tl.constexpr, HAS_WEIGHT: tl.constexpr,
     WEIGHT_APART: tl.constexpr, TABLES: tl.constexpr, TABLE_PARTS: tl.constexpr, TABLES_PER_HEAD: tl.constexpr,
-    SIGNS: tl.constexpr, SUMS: tl.constexpr, PACKED: tl.constexpr,
-    NATIVE: tl.constexpr,
+    SIGNS: tl.constexpr, SUMS: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    GROUP: tl.constexpr = NORMED + BESIDE
+    # Plain operands alone form no groups: anything to divide by.
+    GROUP: tl.constexpr = NORMED + BESIDE if NORMED > 0 else 1
     pid = tl.program_id(0)
     spans = tl.cdiv(num_slots, SPAN)
-    if PAIRED and GROUP > 0:
-        tile, member = pid // GROUP, pid % GROUP
-    else:
-        tile, member = pid % num_tiles, pid // num_tiles
-    grouped = pid < num_tiles * GROUP
+    tile, member = pid // GROUP, pid % GROUP
+    grouped = pid < num_tiles * (NORMED + BESIDE)
     if grouped & (member < NORMED):
         if NORMED > 0:
             weight = chosen(weights, member, NORMED if HAS_WEIGHT else 1)
@@ -299,8 +287,7 @@ def _norm_rope_tile_kernel(
                 chosen(square_sums, member, NORMED), chosen(tile_sums, member, NORMED), num_slots, num_tokens,
                 chosen_index(x_index, member, NORMED, 0, 4), weight_at, table_index, reciprocal, eps,
                 (tile // spans).to(tl.int64), tile % spans, spans, HEADS, HALF, SPAN, ROWS, CHUNK, STAGES, EVEN, NORM,
-                ROTATION, X_APART, HAS_WEIGHT, WEIGHT_APART, TABLES, TABLE_PARTS, TABLES_PER_HEAD, SIGNS, SUMS, PACKED,
-                NATIVE,
+                ROTATION, X_APART, HAS_WEIGHT, WEIGHT_APART, TABLES, TABLE_PARTS, TABLES_PER_HEAD, SIGNS, SUMS, NATIVE,
             )  # fmt: skip
     elif PLAIN > 0:
         # Heads are the fastest axis: neighbours read the same rows.
@@ -321,10 +308,17 @@ _STEP_ELEMENTS = 1536
 # Each takes a register of its own for its sum, and about as many for x and the weight.
 _THREAD_ELEMENTS = 40
 _MAX_CHUNKS = 8
+# Past so many, programs of 12 warps fit a multiprocessor only with a cap: 1.18 of the floor instead of 1.27 at 40
+# heads. At 24 elements the compiler stays below it, and with it would use all of them.
+_UNCAPPED_ELEMENTS, _CAP = 32, 168
 
 
 def prologue_config(heads: int, head_dim: int) -> PrologueConfig:
-    """The configuration for a problem."""
+    """The configuration for a problem.
+
+    Measured at 12 heads (2 warps, 24 elements to a thread: 1.15 and 1.13 of the floor at 480p and 720p) and 40 heads
+    (4 warps, 40 elements: 1.14 and 1.11), D 128. Others get as many warps as their elements need.
+    """
     chunk = min(heads & -heads, 16)
     while -(-heads // chunk) > _MAX_CHUNKS:
         chunk *= 2
@@ -335,11 +329,13 @@ def prologue_config(heads: int, head_dim: int) -> PrologueConfig:
     num_warps = 2
     while num_warps < 16 and num_warps * 32 * _THREAD_ELEMENTS < step:
         num_warps *= 2
-    # Steps of the larger problems wait in 99 KB of shared memory, which every device has.
-    num_stages = 4 if step <= 8192 else 3 if step <= 16384 else 2
-    return PrologueConfig(
-        rows, chunk, num_warps, num_stages, min(8 * num_warps, 32), packed_weight=step > 32 * 32 * num_warps
-    )
+    # Of few, large programs each has one step more under way; the largest wait in the 99 KB that every device has.
+    num_stages = 3 if num_warps == 2 else 4 if step <= 8192 else 3 if step <= 16384 else 2
+    # v beside q and k keeps memory busy where few programs compute at once (40 heads: 1.18 to 1.14, 1.11); eight small
+    # ones do that by themselves, and lack v at the end of the launch (12 heads at 480p: 1.15 to 1.23).
+    beside = 0 if num_warps == 2 else heads
+    max_registers = _CAP if num_warps <= 4 and step > 32 * num_warps * _UNCAPPED_ELEMENTS else None
+    return PrologueConfig(rows, chunk, num_warps, num_stages, min(8 * num_warps, 32), beside, max_registers)
 
 
 def launch_norm_rope_tile(
@@ -403,9 +399,7 @@ def launch_norm_rope_tile(
     config = prologue_config(heads, head_dim) if config is None else config
     per_head = any(table_index[5 * i + 2] != 0 for i in range(len(tables)))
     tables, table_index = distinct_tables(tables, table_index)
-    parts = [-1] * len(tables)
-    if config.wide_tables:
-        parts, table_index = table_words(tables, table_index, sizes)
+    parts, table_index = table_words(tables, table_index, sizes)
     spans = -(-num_slots // _SPAN)
     tiles = batch * spans
     sums: Sequence[torch.Tensor] = tile_sums
@@ -431,7 +425,6 @@ def launch_norm_rope_tile(
             eps,
             NORMED=num_normed,
             PLAIN=num_plain,
-            PAIRED=config.paired,
             BESIDE=min(config.beside, num_plain * heads) if num_normed else 0,
             HEADS=heads,
             HALF=half,
@@ -452,7 +445,6 @@ def launch_norm_rope_tile(
             TABLES_PER_HEAD=per_head,
             SIGNS=tuple(signs) or (1.0,),
             SUMS=block_size != 0,
-            PACKED=config.packed_weight and xs[0].is_cuda and bool(weights) and weights[0].element_size() == 2,
             NATIVE=xs[0].is_cuda,
             num_warps=config.num_warps,
             **({} if config.max_registers is None else {"maxnreg": config.max_registers}),

@@ -298,9 +298,9 @@ def _sum_partials_kernel(
 
 # Of a multiprocessor, and of a thread besides what it holds of a row: addresses, tables.
 _REGISTERS, _OTHER_REGISTERS = 65536, 48
-_MAX_CHUNKS, _MAX_RUN = 5, 8
+_MAX_CHUNKS = 5
 # Programs per place on the device, at least: of the last that run, most places stand idle for half a program.
-_ROUNDS = 4
+_ROUNDS = 3
 
 
 def row_config(
@@ -309,24 +309,25 @@ def row_config(
     """The configuration for `num_slots` rows, of all batches, of `heads` heads of `head_dim`, a power of two.
 
     Few threads per row, each with as many 16 bytes as its registers hold: more programs then wait for memory at once.
-    The cap on registers is what two rows in fp32 take, and with dweight its sums: the compiler would spend more on
-    addresses than one program less costs.
+    Registers are capped only where the programs of a multiprocessor are counted: elsewhere every cap was slower than
+    none (720p: 1.29 and more for 1.26 at 12 heads, 1.21 and more for 1.15 at 40).
     """
     chunk = max(triton.next_power_of_2(triton.cdiv(heads, _MAX_CHUNKS)), 256 // head_dim)
     chunks = triton.cdiv(heads, chunk)
     num_warps = chunk * head_dim // 256
+    # Two rows in fp32, and with dweight its sums; without a norm one.
     registers = _OTHER_REGISTERS + (24 if needs_dweight else 16) * chunks
     if norm == "none":
         registers = _OTHER_REGISTERS // 2 + 8 * chunks
-    registers = min(registers, _REGISTERS // (32 * num_warps))
     # 32 programs are the most that a multiprocessor takes.
-    resident = min(32, _REGISTERS // (32 * num_warps * registers))
-    run = _MAX_RUN
+    resident = max(1, min(32, _REGISTERS // (32 * num_warps * registers)))
+    # Shorter where a row is, and where many small programs share all runs: the last of them leaves less idle.
+    run = 4 if norm == "none" or (needs_dweight and num_warps <= 2) else 8
     while run > 1 and num_slots // run < _ROUNDS * resident * multiprocessors:
         run //= 2
-    # A norm over each head holds no row.
-    capped = norm == "all" or needs_dweight
-    return RowConfig(chunk, run, num_warps, resident if needs_dweight else None, registers if capped else None)
+    if not needs_dweight:
+        return RowConfig(chunk, run, num_warps)
+    return RowConfig(chunk, run, num_warps, resident, _REGISTERS // (32 * num_warps * resident) // 8 * 8)
 
 
 def launch_norm_rope_tile_backward(
