@@ -7,11 +7,12 @@ symbols of a raster-order tensor: ``B`` batch, ``S`` token, ``H`` head and ``I``
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,15 @@ def places(rotation: str, D: int) -> tuple[Any, Any]:
 
 class OtherForm(Exception):
     """The formula is not of the form that was looked for; the generic path takes it."""
+
+
+@contextlib.contextmanager
+def recognition() -> Iterator[None]:
+    """Makes any failure inside an `OtherForm`: what cannot be looked at must not break what compiles without a look."""
+    try:
+        yield
+    except Exception as error:
+        raise OtherForm from error
 
 
 @dataclass(frozen=True)
@@ -66,10 +76,20 @@ _INDEX_FUNCTIONS = {"FloorDiv": lambda a, b: a // b, "ModularIndexing": lambda a
 
 
 class Ranges:
-    """What is known about the head and the pair of channels: few enough values to try all."""
+    """What is known about the indices: all values of head and pair, which are few, and how many of batch and token."""
 
-    def __init__(self, num_heads: int, num_pairs: int) -> None:
+    def __init__(self, num_heads: int, num_pairs: int, outer: Sequence[Any] = ()) -> None:
         self.extents = {H: num_heads, I: num_pairs}
+        self.outer = dict(zip((B, S), outer, strict=False))
+
+    def within(self, index: Any, size: Any) -> bool:
+        """Whether ``index`` is known to stay below ``size``."""
+        index = sympy.sympify(index)
+        if index in self.outer:
+            return bool(sympy.sympify(self.outer[index]) == sympy.sympify(size))
+        if not index.free_symbols <= self.extents.keys() or not sympy.sympify(size).is_Integer:
+            return False
+        return max(self._values(index)) < int(size)
 
     def compare(self, name: str, left: Any, right: Any) -> bool | None:
         """Whether a comparison of index expressions holds everywhere or nowhere; None if that depends."""
@@ -132,7 +152,7 @@ def folded(name: str, nodes: Sequence[Formula], known: Ranges) -> Formula:
     return Formula((name, *nodes))
 
 
-def position_in(sizes: Sequence[Any], strides: Sequence[Any], index: Any) -> list[Any] | None:
+def position_in(sizes: Sequence[Any], strides: Sequence[Any], index: Any, known: Ranges) -> list[Any] | None:
     """The indices per axis that make ``index`` under static strides; None where they cannot be told."""
     if not all(getattr(stride, "is_Integer", isinstance(stride, int)) for stride in strides):
         return None
@@ -145,7 +165,11 @@ def position_in(sizes: Sequence[Any], strides: Sequence[Any], index: Any) -> lis
             part = sympy.floor(factor / strides[axis]) if factor >= 0 else sympy.Integer(0)
             place[axis] += part * symbols
             rest -= part * strides[axis] * symbols
-    return place if rest == 0 else None
+    # An index that runs out of its axis belongs partly to the axis in front, unless there is none.
+    axes = sorted((axis for axis in range(len(sizes)) if sizes[axis] != 1), key=lambda axis: -int(strides[axis]))
+    if rest != 0 or not all(known.within(place[axis], sizes[axis]) for axis in axes[1:]):
+        return None
+    return place
 
 
 def products(node: Formula, limit: int = 8) -> list[Product]:

@@ -9,10 +9,8 @@ Parts: capture for `explain`, lowerings, formulas, and what stands around a call
 from __future__ import annotations
 
 import contextlib
-import inspect
-import logging
-import re
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,149 +18,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass
 from torch._inductor.custom_graph_pass import get_hash_for_files as get_hash_for_files
 
-from ._captured import CapturedGraph, calls_of, captured
 from ._formula import Formula, OtherForm, Ranges, folded, position_in
-
-
-def expand_mode(mode: str | None, dynamic: bool | None) -> dict[str, Any]:
-    """The Inductor options that ``torch.compile(mode=...)`` stands for."""
-    from torch._inductor import list_mode_options
-
-    return dict(list_mode_options(mode, dynamic)) if mode not in (None, "default") else {}
-
-
-def pass_in_force() -> tuple[Any, ...]:
-    """The joint passes that another library set process-wide: an option of the same name would hide them."""
-    return as_passes(inductor_config.joint_custom_pre_pass)
-
-
-def as_passes(value: Any) -> tuple[Any, ...]:
-    # A list of passes is legal from 2.13 on; 2.11 knows one pass or None.
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
-
-
-def options_of(compiled: Any) -> dict[str, Any] | None:
-    """The Inductor options of what ``torch.compile`` made: where they differ from the ambient configuration.
-
-    None when it does not tell, which is so after ``fullgraph=True``.
-    """
-    try:
-        config = compiled.get_compiler_config()
-    except AttributeError:  # torch.compiler.disable wraps what was never compiled
-        return {}
-    if not config:
-        return None
-    ambient = inductor_config.get_config_copy()
-    return {name: value for name, value in config.items() if name in ambient and value != ambient[name]}
-
-
-@contextlib.contextmanager
-def fresh_compiles() -> Iterator[None]:
-    """No cache answers instead of the compiler, and no limit on recompiles ends the run early. Nothing is reset."""
-    with (
-        inductor_config.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
-        torch._functorch.config.patch(enable_autograd_cache=False),
-        torch._dynamo.config.patch(recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20),
-    ):
-        yield
-
-
-def isolated_compile(fn: Callable[..., Any], backend: Callable[..., Any], dynamic: bool | None) -> Callable[..., Any]:
-    """``torch.compile`` with graph breaks allowed, whose cache entries do not count against those of other compiles."""
-    kwargs: dict[str, Any] = {}
-    # isolate_recompiles is 2.13+; on 2.11 the frames after a graph break share the code object's list of entries.
-    if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
-        kwargs["isolate_recompiles"] = True
-    return torch.compile(fn, backend=backend, fullgraph=False, dynamic=dynamic, **kwargs)
-
-
-_BREAK = re.compile(
-    r"in user code at (?P<file>.+?):(?P<line>\d+)\n"
-    r"Graph Break Reason: (?P<reason>.*?)(?:\n\n(?:Stack variable source attribution|User code traceback):|\Z)",
-    re.DOTALL,
-)
-# What Dynamo was doing when it met the cause; the cause follows.
-_PREAMBLE = re.compile(r"\A(?:Encountered graph break when|Failed to handle graph break)[^\n]*\n\n")
-
-
-@contextlib.contextmanager
-def graph_breaks() -> Iterator[list[tuple[str, int, str]]]:
-    """Yields a list that fills with (file, line, reason) of every graph break, frames skipped whole included."""
-    found: list[tuple[str, int, str]] = []
-
-    class Collector(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            match = _BREAK.search(record.getMessage())
-            if match:
-                found.append((match["file"], int(match["line"]), _PREAMBLE.sub("", match["reason"]).strip()))
-
-    # The log is the only place that also sees frames which break before they have a graph.
-    log = torch._logging.getArtifactLogger("torch._dynamo.symbolic_convert", "graph_breaks")
-    handler, level, propagate, disabled = Collector(), log.level, log.propagate, log.disabled
-    log.addHandler(handler)
-    log.setLevel(logging.DEBUG)
-    log.propagate, log.disabled = False, False
-    try:
-        yield found
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
-        log.propagate, log.disabled = propagate, disabled
-
-
-class CaptureBackend:
-    """A backend for ``torch.compile``: compiles with Inductor and keeps a :class:`CapturedGraph` per compilation."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        # The order of calls is read from the Python wrapper; level 1 records the nodes behind every kernel, C++ too.
-        self.options = {**options, "cpp_wrapper": False, "trace.provenance_tracking_level": 1}
-        self.graphs: list[CapturedGraph] = []
-        self.num_graphs = 0
-
-    def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        from torch._inductor.compile_fx import compile_fx
-
-        index = self.num_graphs
-        self.num_graphs += 1
-
-        def inner(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-            return self._compile_inner(index, gm, example_inputs, **kwargs)
-
-        return compile_fx(gm, example_inputs, inner_compile=inner, config_patches=self.options)
-
-    def _compile_inner(self, index: int, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-        from torch._inductor import debug
-        from torch._inductor.compile_fx import compile_fx_inner
-        from torch._inductor.graph import GraphLowering
-
-        direction = (
-            "backward" if kwargs.get("is_backward") else "inference" if kwargs.get("is_inference") else "forward"
-        )
-        nodes = tuple(captured(node) for node in calls_of(gm))
-        codes: list[str] = []
-        launches: dict[str, list[str]] = {}
-
-        def keep(code: str) -> None:
-            codes.append(code)
-            # Inductor clears this table when the compilation ends.
-            launches.update(debug._inductor_triton_kernel_to_post_grad_node_info)
-
-        previous = GraphLowering.save_output_code
-        GraphLowering.save_output_code = staticmethod(keep)
-        try:
-            compiled = compile_fx_inner(gm, example_inputs, **kwargs)
-        finally:
-            GraphLowering.save_output_code = previous
-        # Post-grad passes changed the graph in place; kernels speak of the nodes after them.
-        after = [captured(node) for node in calls_of(gm)]
-        launch_nodes = {
-            handle: tuple(node for node in after if node.name in names) for handle, names in launches.items()
-        }
-        self.graphs.append(CapturedGraph(index, direction, nodes, codes[-1] if codes else "", launch_nodes))
-        return compiled
-
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Lowering part: what the files of this room build their IR from. A missing name raises here, at registration, and the
@@ -234,8 +90,12 @@ def opaque(op: torch._ops.OpOverload, *args: Any) -> Any:
 
 def contiguous(x: Any) -> Any:
     """``x`` materialised with row-major strides; copied only if its layout is fixed and another."""
+    ir = _ir()
+    if isinstance(x.data, ir.BaseView) and isinstance(x.data.unwrap_view().data, ir.Loops):
+        # To realise a view of what is not computed yet is to store what it views, and then the copy.
+        x = ir.ExternKernel.copy_input(x)
     x.realize()
-    return _ir().ExternKernel.require_contiguous(x)
+    return ir.ExternKernel.require_contiguous(x)
 
 
 def zeros(size: Sequence[Any], like: Any) -> Any:
@@ -370,7 +230,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 def is_sum(name: str) -> bool:
     """Whether a sum makes buffer ``name``."""
-    data = getattr(_buffer(name), "data", None)
+    data = getattr(_unchanging(name), "data", None)
     return isinstance(data, _ir().Reduction) and data.reduction_type == "sum"
 
 
@@ -383,7 +243,7 @@ def load_index(name: str, index: Sequence[Any]) -> Any:
 def buffer_value(name: str) -> Any:
     """The buffer or graph input ``name`` as a value; its layout is final from here on."""
     ir = _ir()
-    buffer = _buffer(name)
+    buffer = _unchanging(name)
     if isinstance(buffer, ir.TensorBox):
         return buffer
     if isinstance(buffer.get_output_spec(), ir.FlexibleLayout):
@@ -400,6 +260,27 @@ def read_instead(name: str, source: Any) -> None:
         inner_fn=lambda index: load(index[:-1]),
         ranges=list(buffer.get_size()),
     )
+
+
+def _unchanging(name: str) -> Any:
+    """Buffer ``name``; raises OtherForm where anything writes into it after it was made."""
+    if name in _graph().mutated_buffers:
+        raise OtherForm
+    return _buffer(name)
+
+
+def depends_on(values: Sequence[Any], names: Collection[str]) -> bool:
+    """Whether one of the buffers ``names`` is read on the way to ``values``."""
+    pending, seen = [value.get_name() for value in values], set[str]()
+    while pending:
+        name = pending.pop()
+        if name in names:
+            return True
+        buffer = _buffer(name)
+        if name not in seen and isinstance(buffer, _ir().Buffer) and buffer.get_defining_op() is not None:
+            pending += buffer.get_defining_op().get_read_names()
+        seen.add(name)
+    return False
 
 
 def _buffer(name: str) -> Any:
@@ -436,13 +317,15 @@ def _recorder(known: Ranges) -> Any:
         def load(self, name: str, index: Any) -> Formula:
             # Inductor wraps what must not be simplified in an Identity.
             index = known.simplified(sympy.expand(index, identity=True))
-            buffer = _buffer(name)
-            ir = _ir()
+            buffer, ir = _unchanging(name), _ir()
             if isinstance(buffer, ir.ComputedBuffer) and isinstance(buffer.data, ir.Pointwise):
-                place = position_in(buffer.get_size(), buffer.get_stride(), index)
+                place = position_in(buffer.get_size(), buffer.get_stride(), index, known)
                 if place is not None:
-                    return _node(buffer.data.inner_fn(place))
+                    return self.to_dtype(buffer.data.inner_fn(place), buffer.get_dtype())
             return Formula(("load", name, index))
+
+        def indirect_indexing(self, *args: Any, **kwargs: Any) -> Any:
+            raise OtherForm
 
         def masked(self, mask: Any, body: Callable[[], Any], other: Any) -> Formula:
             return folded("masked", (_node(mask), _node(body()), Formula(("constant", other))), known)
@@ -454,8 +337,10 @@ def _recorder(known: Ranges) -> Any:
             expr = known.simplified(sympy.expand(sympy.sympify(expr), identity=True))
             return Formula(("constant", int(expr)) if expr.is_Integer else ("index", expr))
 
-        def to_dtype(self, x: Any, *args: Any, **kwargs: Any) -> Formula:
-            return _node(x)
+        def to_dtype(self, x: Any, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Formula:
+            # Roundings between the floating types that norms are computed in; anything narrower is meant.
+            kept = dtype.is_floating_point and dtype.itemsize > 1
+            return _node(x) if kept else Formula(("to_dtype", dtype, _node(x)))
 
     return Recorder()
 
@@ -502,6 +387,9 @@ def value_of(node: torch.fx.Node) -> Any | None:
         # Values are dropped after their last reader; a buffer stays.
         made = [buffer.get_name() for buffer in graph.buffers if buffer.get_origin_node() is node]
         return buffer_value(made[0]) if len(made) == 1 else None
+    between = itertools.takewhile(lambda n: n < node, iter_after(graph.current_node))
+    if any(getattr(getattr(n.target, "_schema", None), "is_mutable", False) for n in between):
+        return None  # what is made early would not see what is written in between
     while pending:
         missing = [needed for needed in pending[-1].all_input_nodes if needed not in graph.env]
         if pending[-1] in graph.env:
@@ -512,6 +400,18 @@ def value_of(node: torch.fx.Node) -> Any | None:
             # The interpreter passes over nodes that have a value.
             graph.env[pending[-1]] = graph.run_node(pending[-1])
     return graph.env[node]
+
+
+def free_layouts(node: torch.fx.Node) -> None:
+    """Lets the operands of the call ``node`` reach its lowering as they are, and not in memory as eager has them."""
+    node.meta.pop("eager_input_vals", None)
+
+
+def unalias(nodes: Collection[torch.fx.Node]) -> None:
+    """Lets library calls among ``nodes``, whose results nobody reads, be removed; Inductor keeps what shares memory."""
+    for operation in list(_graph().operations):
+        if isinstance(operation, _ir().FallbackKernel) and operation.get_origin_node() in nodes:
+            operation.alias_names.clear()
 
 
 def with_strides(node: torch.fx.Node) -> Any | None:
@@ -530,8 +430,25 @@ def _real(value: Any) -> Any:
 
 
 def sizes_of(node: torch.fx.Node) -> list[Any]:
-    """The shape of ``node`` as lowerings have it."""
-    return [size.node.expr if isinstance(size, torch.SymInt) else size for size in node.meta["val"].shape]
+    """The shape of ``node`` as lowerings have it: comparing such sizes adds no guard."""
+    return [_expression(size) for size in node.meta["val"].shape]
+
+
+def strides_of(node: torch.fx.Node) -> list[Any]:
+    """The strides of ``node``, likewise."""
+    return [_expression(stride) for stride in node.meta["val"].stride()]
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def iter_after(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """The nodes behind ``node``, in order."""
+    node = node.next
+    while node.op != "root":
+        yield node
+        node = node.next
 
 
 def _lowering_call(lowering: Callable[..., Any]) -> Callable[..., Any]:
@@ -588,7 +505,12 @@ def trial(
     whole = {"split_reductions": False, "realize_reads_threshold": 1 << 20, "realize_opcount_threshold": 1 << 20}
     lowering = GraphLowering(torch.fx.GraphModule({}, graph), values, shape_env=V.graph._shape_env)
     lowering.args_iter = iter(values)
-    with inductor_config.patch(whole), V.set_graph_handler(lowering), V.set_current_node(None):
+    with (
+        inductor_config.patch(whole),
+        V.graph._shape_env.suppress_guards(),
+        V.set_graph_handler(lowering),
+        V.set_current_node(None),
+    ):
         try:
             for node in graph.nodes:
                 if node.op != "output":

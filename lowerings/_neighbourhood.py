@@ -52,7 +52,7 @@ def following(node: torch.fx.Node) -> dict[torch.fx.Node, None]:
     """What depends on ``node`` through loops and sums alone, in order."""
     inside: dict[torch.fx.Node, None] = {}
     outside: set[torch.fx.Node] = set()
-    for later in _after(node):
+    for later in compat.iter_after(node):
         needed = later.all_input_nodes
         if not any(n is node or n in inside or n in outside for n in needed):
             continue
@@ -105,6 +105,17 @@ def inputs_of(
     return list(inputs), seen
 
 
+def only_for(readers: Collection[torch.fx.Node]) -> set[torch.fx.Node]:
+    """What of the graph is read by ``readers`` alone, directly or on the way to them."""
+    found, pending = set(readers), [n for reader in readers for n in reader.all_input_nodes]
+    while pending:
+        node = pending.pop()
+        if node not in found and all(user in found for user in node.users):
+            found.add(node)
+            pending += node.all_input_nodes
+    return found - set(readers)
+
+
 def operand(inputs: list[torch.fx.Node], buffer: str | None) -> Any:
     """The value that the trial's input ``buffer`` stands for, in memory as the trial's formulas address it.
 
@@ -141,10 +152,3 @@ def waits_for(node: torch.fx.Node, awaited: torch.fx.Node) -> bool:
 
 def _resolves_conjugate(node: torch.fx.Node) -> bool:
     return is_complex(node) and name(node) == "aten.clone"
-
-
-def _after(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    node = node.next
-    while node.op != "root":
-        yield node
-        node = node.next

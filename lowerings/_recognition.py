@@ -70,7 +70,7 @@ Row = dict[int, tuple[float, list[Formula]]]
 
 
 def _match(x: Any, num_heads: int, D: int, rotation: str) -> Match:
-    known = Ranges(num_heads, D // 2)
+    known = Ranges(num_heads, D // 2, x.get_size()[:2])
     pair = places(rotation, D)
     outputs = [products(compat.formula(x, (B, S, H, place), known)) for place in pair]
     roots = {atom for output in outputs for product in output for atom in product.atoms if atom[0] == "rsqrt"}
@@ -102,7 +102,9 @@ def _only_operand(outputs: Sequence[Sequence[Product]], pair: Sequence[Any]) -> 
 
 def _norm(x: Any, root: Formula, D: int, known: Ranges) -> tuple[Norm, str, Any]:
     """The norm whose rstd is ``root``, and the buffer and base of what it normalises."""
-    by_atoms = {part.atoms: part.factor for part in products(root[1])}
+    by_atoms: dict[tuple[Formula, ...], float] = {}
+    for part in products(root[1]):
+        by_atoms[part.atoms] = by_atoms.get(part.atoms, 0.0) + part.factor
     loads = [atoms[0] for atoms in by_atoms if len(atoms) == 1 and atoms[0][0] == "load"]
     if len(by_atoms) != 2 or len(loads) != 1 or () not in by_atoms:
         raise OtherForm

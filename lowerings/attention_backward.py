@@ -89,6 +89,12 @@ def reader_of(node: torch.fx.Node, place: int) -> torch.fx.Node | None:
     return None
 
 
+def free_dout(node: torch.fx.Node | None) -> None:
+    """Keeps dout of a `vsa::attention_backward` out of memory where only its transpose is wanted there."""
+    if node is not None and not reads_rows(node):
+        compat.free_layouts(node)
+
+
 def reads_rows(node: torch.fx.Node | None) -> bool:
     """Whether the backend of a `vsa::attention_backward` reads dout as rows, and not only through its transpose."""
     if node is None or node.args[15] == AUTO:

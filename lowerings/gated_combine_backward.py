@@ -15,6 +15,7 @@ from vsa_inductor.ops._allocate import statistics_dtype
 from . import _inductor_compat as compat
 from . import attention_backward, tile
 from .gated_combine import convert, rows_of_tokens
+from .norm_rope_tile import runs_layout_kernels
 
 _aten = torch.ops.aten
 
@@ -32,21 +33,18 @@ def lower(
 ) -> Any:
     """Arguments of `vsa::gated_combine_backward`."""
     reader = attention_backward.reader_of(compat.current_node(), 0)
-    if not _has_kernel(dout) or not attention_backward.reads_rows(reader):
+    attention_backward.free_dout(reader)
+    if not runs_layout_kernels(dout) or not attention_backward.reads_rows(reader):
         return _generate(dout, out, gate, coarse, token_slot, slot_token, block_size, needs_dgate, needs_dcoarse)
     of_out: Any = None
     if out is None and reader is not None:
         # Autograd leaves it out; what the softmax backward subtracts comes out of the same pass.
         of_out = reader.args[5]
         out = compat.value_of(of_out)
+        of_out = None if out is None else of_out
     results = compat.opaque(OP, dout, out, gate, coarse, token_slot, slot_token, block_size, needs_dgate, needs_dcoarse)
     compat.notes()[compat.current_node()] = (of_out, results[1])
     return results
-
-
-def _has_kernel(dout: Any) -> bool:
-    half_precision = dout.get_dtype() in (torch.bfloat16, torch.float16)
-    return dout.get_device().type == "cuda" and half_precision and dout.get_size()[3] in (32, 64, 128, 256)
 
 
 def _generate(

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from . import _inductor_compat as compat
-from ._formula import B, H, OtherForm, Ranges, S, products
-from ._neighbourhood import SUMS, computes, input_named, inputs_of, is_loop, name, operand, waits_for
+from ._formula import B, H, OtherForm, Ranges, S, products, recognition
+from ._neighbourhood import SUMS, computes, input_named, inputs_of, is_loop, name, only_for, operand, waits_for
 from ._recognition import Match, recognise
 from ._substitutes import is_complex, substitute
 
@@ -49,6 +50,12 @@ class Operand:
     block_size: int
 
     @property
+    def values(self) -> list[Any]:
+        """What the launch reads for it."""
+        names = [self.match.x, *([self.match.weight] if self.match.weight else []), *self.match.rotation.tables]
+        return [self.read(name) for name in names]
+
+    @property
     def plain(self) -> bool:
         """Whether it is only tiled."""
         return self.match.norm is None and not self.match.rotation.tables
@@ -64,7 +71,10 @@ class Operand:
 
 @contextlib.contextmanager
 def recognising(enabled: bool) -> Iterator[None]:
-    """Switches recognition on or off, process-wide while it lasts; for tests and for finding out what it gains."""
+    """Switches recognition on or off, process-wide while it lasts; for tests and for finding out what it gains.
+
+    Not part of any cache key: use it with caches off.
+    """
     global _enabled
     before, _enabled = _enabled, enabled
     try:
@@ -75,8 +85,19 @@ def recognising(enabled: bool) -> Iterator[None]:
 
 def has_kernel(x: Any, D: Any) -> bool:
     """Whether recognition is on, and a kernel runs on the device, dtype and head dim of ``x``."""
+    return _enabled and runs_layout_kernels(x)
+
+
+def runs_layout_kernels(x: Any) -> bool:
+    """Whether our kernels for whole rows run on the device, dtype and head dim of ``x``, whose last axis that is."""
     half_precision = x.get_dtype() in (torch.bfloat16, torch.float16)
-    return _enabled and x.get_device().type == "cuda" and half_precision and D in (32, 64, 128, 256)
+    return x.get_device().type == "cuda" and half_precision and x.get_size()[-1] in (32, 64, 128, 256)
+
+
+def readable(weights: Iterable[torch.dtype], tables: Iterable[torch.dtype]) -> bool:
+    """Whether the kernels read weights and tables of these dtypes."""
+    narrow = all(dtype in (torch.bfloat16, torch.float16, torch.float32) for dtype in weights)
+    return narrow and all(dtype.is_floating_point and dtype.itemsize > 1 for dtype in tables)
 
 
 def lower(x: Any, slot_token: Any) -> Any | None:
@@ -86,20 +107,20 @@ def lower(x: Any, slot_token: Any) -> Any | None:
     """
     if not has_kernel(x, x.get_size()[3]):
         return None
-    first = _operand(compat.current_node(), x)
-    if first is None:
-        return None
-    group = [first, *_companions(first, x)]
-    normed, plain = [o for o in group if not o.plain], [o for o in group if o.plain]
-    block_size = max(o.block_size for o in group)
-    if not normed and not block_size:
-        return None  # a gather does as well, and fuses
     try:
-        results = _call([*normed, *plain], len(plain), x.get_size(), slot_token, block_size)
+        with recognition():
+            first = _operand(compat.current_node(), x)
+            group = [first, *_companions(first, x)]
+            normed, plain = [o for o in group if not o.plain], [o for o in group if o.plain]
+            block_size = max(o.block_size for o in group)
+            if not normed and not block_size:
+                return None  # a gather does as well, and fuses
+            group = [*normed, *plain]
+            arguments = _arguments(group, len(plain), x.get_size(), slot_token, block_size)
     except OtherForm:
         return None
     tiles = {}
-    for one, tiled, squares, sums in zip([*normed, *plain], *results, strict=True):
+    for one, tiled, squares, sums in zip(group, *compat.opaque(OP, *arguments), strict=True):
         tiles[one.node] = tiled
         compat.notes()[one.node] = (block_size, sums)
         if one.squares is not None:
@@ -107,15 +128,16 @@ def lower(x: Any, slot_token: Any) -> Any | None:
             compat.read_instead(one.squares, squares)
         if one is not first:
             compat.values()[one.node] = tiled
+    compat.unalias(only_for(tiles))
     return tiles[first.node]
 
 
-def _call(group: list[Operand], num_plain: int, sizes: Any, slot_token: Any, block_size: int) -> Any:
+def _arguments(group: Sequence[Operand], num_plain: int, sizes: Any, slot_token: Any, block_size: int) -> list[Any]:
+    """Of the operator, for operands of the same ``sizes`` [B, S, H, D], the plain ones last."""
     shared = group[0].match
     norm, rotation = shared.norm, shared.rotation
     weighted = [o for o in group if o.match.weight is not None]
-    return compat.opaque(
-        OP,
+    return [
         [o.read(o.match.x) for o in group],
         [o.read(str(o.match.weight)) for o in weighted],
         [group[0].read(table) for table in rotation.tables],
@@ -131,25 +153,33 @@ def _call(group: list[Operand], num_plain: int, sizes: Any, slot_token: Any, blo
         1.0 if norm is None else norm.divisor,
         0.0 if norm is None else norm.eps,
         block_size,
-    )
+    ]
 
 
-def _operand(node: torch.fx.Node, x: Any) -> Operand | None:
-    """The tile call ``node`` of ``x`` as an operand; None where it is not recognised."""
+def _operand(node: torch.fx.Node, x: Any) -> Operand:
+    """The tile call ``node`` of ``x`` as an operand. Raises OtherForm where it is not recognised."""
     match = recognise(x)
     read: Callable[[str], Any] = compat.buffer_value
     identify: Callable[[str], Any] = str
+    dtype_of: Callable[[str], torch.dtype] = compat.dtype_of
     squares = match.norm.sums if match is not None and match.norm is not None else None
     if match is None or match.norm is None:
         on_trial = _recognise_on_trial(node.args[0])
         if on_trial is not None:
             match, inputs, squares = on_trial
             read, identify = functools.partial(operand, inputs), functools.partial(input_named, inputs)
-            if identify(match.x).meta["val"].dtype != x.get_dtype():
-                return None
-    if match is None or (read is compat.buffer_value and compat.dtype_of(match.x) != x.get_dtype()):
-        return None
+            dtype_of = functools.partial(_real_dtype, inputs)
+    if match is None or dtype_of(match.x) != x.get_dtype():
+        raise OtherForm
+    weights = [] if match.weight is None else [match.weight]
+    if not readable(map(dtype_of, weights), map(dtype_of, match.rotation.tables)):
+        raise OtherForm
     return Operand(node, match, read, identify, squares, _block_size_of_sums(node))
+
+
+def _real_dtype(inputs: list[torch.fx.Node], buffer: str) -> torch.dtype:
+    dtype = input_named(inputs, buffer).meta["val"].dtype
+    return dtype.to_real() if dtype.is_complex else dtype
 
 
 def _block_size_of_sums(node: torch.fx.Node) -> int:
@@ -163,19 +193,27 @@ def _companions(first: Operand, x: Any) -> Iterator[Operand]:
     tables = first.node.args[1:]
     attentions = [user for user in first.node.users if user.target is torch.ops.vsa.attention.default]
     tiles: list[Any] = [n for attention in attentions[:1] for n in attention.args[:3]]
-    work, block_size = None if first.plain else first.work, first.block_size
+    work, block_size, group = None if first.plain else first.work, first.block_size, [first]
     for node in dict.fromkeys(n for n in tiles if n is not first.node and n.target is _TILE and n.args[1:] == tables):
         if compat.values().get(node) is not None or waits_for(node.args[0], first.node):
             continue
         other: Any = compat.value_of(node.args[0])
         if [*other.get_size()] != [*x.get_size()] or other.get_dtype() != x.get_dtype():
             continue
-        found = _operand(node, other)
-        if found is None or len({0, block_size, found.block_size}) > 2:
+        try:
+            found = _operand(node, other)
+        except OtherForm:
             continue
-        if found.plain or work in (None, found.work):
-            work, block_size = work if found.plain else found.work, max(block_size, found.block_size)
-            yield found
+        if len({0, block_size, found.block_size}) > 2 or not (found.plain or work in (None, found.work)):
+            continue
+        # What is made of a norm's sums cannot be read by the launch that makes them.
+        members = [*group, found]
+        sums = {one.squares for one in members if one.squares is not None}
+        if sums and any(compat.depends_on(one.values, sums) for one in members):
+            continue
+        work, block_size = work if found.plain else found.work, max(block_size, found.block_size)
+        group.append(found)
+        yield found
 
 
 def _recognise_on_trial(source: Any) -> tuple[Match, list[torch.fx.Node], str | None] | None:
@@ -185,18 +223,18 @@ def _recognise_on_trial(source: Any) -> tuple[Match, list[torch.fx.Node], str | 
     every element's formula; where its result is kept for the backward, the norm reads that.
     """
     through = {*SUMS, "aten.rsqrt"}
-    try:
+    with contextlib.suppress(OtherForm):
         inputs, met = inputs_of([source], through=through)
         roots = [n for n in met if name(n) == "aten.rsqrt"]
         for front in ([None] if any(map(is_complex, met)) else []) + _in_front_of(roots, met, source):
             inputs, _ = inputs_of([source], [front] if front else [], through)
             with compat.trial(inputs, [source], substitute) as values:
                 match = recognise(values[source])
+                # Roots in front of what the norm reads are of other norms.
+                own = [n for n in roots if n in values]
             if match is not None and (match.norm is not None or front is None):
-                kept = [value for n in roots if (value := compat.values().get(n)) is not None]
+                kept = [value for n in own if len(own) == 1 and (value := compat.values().get(n)) is not None]
                 return match, inputs, _summed_in(kept[0]) if len(kept) == 1 else None
-    except OtherForm:
-        pass
     return None
 
 
@@ -208,9 +246,9 @@ def _in_front_of(roots: list[torch.fx.Node], met: Collection[torch.fx.Node], sou
         if node in met and node not in behind:
             behind.add(node)
             pending += node.all_input_nodes
-    size, dtype = source.meta["val"].numel(), source.meta["val"].dtype
+    size, dtype = math.prod(compat.sizes_of(source)), source.meta["val"].dtype
     made = [n for n in sorted(behind) if is_loop(n) and computes(n) and n.meta["val"].dtype == dtype]
-    return [n for n in made if n.meta["val"].numel() == size and compat.values().get(n) is not None][-1:]
+    return [n for n in made if math.prod(compat.sizes_of(n)) == size and compat.values().get(n) is not None][-1:]
 
 
 def _summed_in(root: Any) -> str | None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import operator
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -25,11 +26,25 @@ from typing import Any
 import torch
 
 from . import _inductor_compat as compat
-from ._formula import ROTATIONS, B, Formula, H, I, OtherForm, Product, Ranges, S, places, products, strides
+from ._formula import (
+    ROTATIONS,
+    B,
+    Formula,
+    H,
+    I,
+    OtherForm,
+    Product,
+    Ranges,
+    S,
+    places,
+    products,
+    recognition,
+    strides,
+)
 from ._neighbourhood import beyond, computes, following, input_named, inputs_of, is_loop, name, operand
 from ._recognition import Rotation, Row, pair_row, take_tables, take_weight
 from ._substitutes import substitute
-from .norm_rope_tile import has_kernel
+from .norm_rope_tile import has_kernel, readable
 
 OP = torch.ops.vsa.norm_rope_tile_backward.default
 
@@ -72,14 +87,18 @@ def lower(x: Any, slot_token: Any) -> Any | None:
         return None
     behind = following(node)
     try:
-        inputs, _ = inputs_of(behind, [node])
-        match = recognise(node, behind, inputs)
+        with recognition():
+            inputs, _ = inputs_of(behind, [node])
+            match = recognise(node, behind, inputs)
+            alone = not any(map(computes, behind))
+            if match is None and (sums is None or not alone):
+                return None
+            arguments = _arguments(node, tiled, sums, slot_token, block_size, inputs, match)
     except OtherForm:
         return None
+    dx, dweight = compat.opaque(OP, *arguments)
     if match is None:
-        alone = not any(map(computes, behind))
-        return _call(node, tiled, sums, slot_token, block_size, inputs, None)[0] if sums is not None and alone else None
-    dx, dweight = _call(node, tiled, sums, slot_token, block_size, inputs, match)
+        return dx
     compat.values()[match.gradient] = _shaped(dx, match.gradient)
     for sum_node in match.weight_gradients:
         per_head = match.norm is not None and match.norm.per_head
@@ -92,31 +111,32 @@ def lower(x: Any, slot_token: Any) -> Any | None:
 def _parts(arriving: Any) -> tuple[Any, Any, int]:
     """The output of `vsa::attention_backward` in a gradient, the rows per tile added to it, and the block size."""
     added = arriving.target is _aten.add.Tensor and not arriving.kwargs
-    summands = [n for n in (arriving.args if added else (arriving,)) if isinstance(n, torch.fx.Node)]
-    tiled, rows, block_size = None, None, 0
+    summands: list[Any] = list(arriving.args) if added else [arriving]
+    tiled, rows, block_size, rows_of = None, None, 0, 0
     for summand in summands:
+        if not isinstance(summand, torch.fx.Node):
+            return None, None, 0
         source: Any = summand.args[0] if summand.target is operator.getitem else None
         if isinstance(source, torch.fx.Node) and source.target is torch.ops.vsa.attention_backward.default:
             tiled, block_size = compat.notes().get(source, (None,) * 3)[summand.args[1]], source.args[13]  # type: ignore[assignment]
         elif summand.target is torch.ops.vsa.tile_sums_backward.default:
-            rows = compat.notes().get(summand)
+            rows_of, rows = compat.notes().get(summand, (0, None))
         else:
             return None, None, 0
     # Two gradients of either kind are a form of its own.
-    if (tiled is None) + (rows is None) + len(summands) != 2:
+    if (tiled is None) + (rows is None) + len(summands) != 2 or rows_of not in (0, block_size):
         return None, None, 0
     return tiled, rows, block_size
 
 
 def recognise(node: torch.fx.Node, behind: Collection[torch.fx.Node], inputs: list[torch.fx.Node]) -> Match | None:
     """The match behind the un-tile ``node``, or None."""
-    value = node.meta["val"]
-    batch, tokens, num_heads, D = value.shape
-    if not isinstance(num_heads, int):
+    dtype, (batch, tokens, num_heads, D) = node.meta["val"].dtype, compat.sizes_of(node)
+    if not isinstance(num_heads, int) or not isinstance(D, int):
         return None
     shapes = ([batch, tokens, num_heads, D], [batch, tokens, num_heads * D])
-    candidates = [n for n in reversed([*behind]) if _may_be_gradient(n, value.dtype, shapes)][:_MAX_CANDIDATES]
-    sums = [n for n in behind if name(n) == "aten.sum" and n.meta["val"].numel() in (D, num_heads * D)]
+    candidates = [n for n in reversed([*behind]) if _may_be_gradient(n, dtype, shapes)][:_MAX_CANDIDATES]
+    sums = [n for n in behind if name(n) == "aten.sum" and math.prod(compat.sizes_of(n)) in (D, num_heads * D)]
     if not candidates:
         return None
     with compat.trial(inputs, [*candidates, *sums], substitute) as values:
@@ -133,24 +153,31 @@ def recognise(node: torch.fx.Node, behind: Collection[torch.fx.Node], inputs: li
 
 def _may_be_gradient(node: torch.fx.Node, dtype: torch.dtype, shapes: Sequence[Sequence[Any]]) -> bool:
     value = node.meta["val"]
-    if (
-        not isinstance(value, torch.Tensor)
-        or not is_loop(node)
-        or [*value.shape] not in shapes
-        or value.dtype != dtype
-        or not value.is_contiguous()
-    ):
+    if not isinstance(value, torch.Tensor) or not is_loop(node) or value.dtype != dtype:
+        return False
+    sizes = compat.sizes_of(node)
+    row_major = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+    if sizes not in shapes or compat.strides_of(node) != row_major:
         return False
     return computes(node) or name(node) == "prims.convert_element_type"
 
 
 def _check_dtypes(form: _Form, inputs: list[torch.fx.Node]) -> None:
-    """The kernel reads x in the dtype of the gradient and rstd in fp32."""
+    """The kernel reads x in the dtype of the gradient and rstd in fp32; weight and tables as the forward's does."""
     norm, dtype = form.norm, inputs[0].meta["val"].dtype
-    if norm is not None:
-        of_x, of_rstd = (input_named(inputs, buffer).meta["val"].dtype for buffer in (norm.x, norm.rstd[1]))
-        if (of_x, of_rstd) != (dtype, torch.float32):
-            raise OtherForm
+
+    def of(buffer: str) -> torch.dtype:
+        return input_named(inputs, buffer).meta["val"].dtype
+
+    if norm is not None and (of(norm.x), of(norm.rstd[1])) != (dtype, torch.float32):
+        raise OtherForm
+    weights = [] if norm is None or norm.weight is None else [norm.weight]
+    if not readable(map(of, weights), map(_component, map(of, form.rotation.tables))):
+        raise OtherForm
+
+
+def _component(dtype: torch.dtype) -> torch.dtype:
+    return dtype.to_real() if dtype.is_complex else dtype
 
 
 class _Form:
@@ -159,7 +186,7 @@ class _Form:
     def __init__(
         self, node: torch.fx.Node, value: Any, num_heads: int, D: int, rotation: str, outer: Sequence[Any]
     ) -> None:
-        self.known = Ranges(num_heads, D // 2)
+        self.known = Ranges(num_heads, D // 2, outer)
         self.num_heads, self.D, self.outer = num_heads, D, list(outer)
         self.pair = places(rotation, D)
         flat = len(node.meta["val"].shape) == 3
@@ -274,7 +301,7 @@ def _multiset(parts: Sequence[Product]) -> Counter[Any]:
     return Counter((part.factor, frozenset(part.count.items())) for part in parts)
 
 
-def _call(
+def _arguments(
     node: torch.fx.Node,
     tiled: Any,
     sums: Any,
@@ -282,13 +309,12 @@ def _call(
     block_size: int,
     inputs: list[torch.fx.Node],
     match: Match | None,
-) -> tuple[Any, Any]:
-    """dx ``[B, S, H, D]`` and dweight ``[H, D]`` fp32, by one call of the operator."""
+) -> list[Any]:
+    """Of the operator, which gives dx ``[B, S, H, D]`` and dweight ``[H, D]`` fp32."""
     norm = None if match is None else match.norm
     rotation = Rotation("none") if match is None else match.rotation
 
-    return compat.opaque(
-        OP,
+    return [
         tiled,
         sums,
         operand(inputs, None if norm is None else norm.x),
@@ -308,7 +334,7 @@ def _call(
         block_size,
         True,
         match is not None and bool(match.weight_gradients),
-    )
+    ]
 
 
 def _shaped(value: Any, node: torch.fx.Node) -> Any:

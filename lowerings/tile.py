@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from . import _inductor_compat as compat
-from . import norm_rope_tile
+from . import attention_backward, norm_rope_tile
 
 
 def lower(x: Any, token_slot: Any, slot_token: Any) -> Any:
@@ -24,6 +24,9 @@ def lower(x: Any, token_slot: Any, slot_token: Any) -> Any:
     tiled = norm_rope_tile.lower(x, slot_token)
     if tiled is not None:
         return tiled
+    for user in compat.current_node().users:
+        if user.target is attention_backward.OP and user.args[0] is compat.current_node():
+            attention_backward.free_dout(user)
     return scatter(x, token_slot, slot_token) if compat.reads_a_reduction(x) else gather(x, slot_token)
 
 

@@ -14,7 +14,7 @@ def lower(dsums: Any, block_size: int, dtype: torch.dtype) -> Any:
     """``[B, H, N, D]`` -> ``[B, H, N * block_size, D]``."""
     rows = compat.contiguous(dsums)
     # For an un-tile that adds the rows in its own pass.
-    compat.notes()[compat.current_node()] = rows
+    compat.notes()[compat.current_node()] = (block_size, rows)
     B, H, N, D = rows.get_size()
     load = rows.make_loader()
     spread = compat.pointwise(

@@ -12,7 +12,6 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.utils.checkpoint import checkpoint
 
 from vsa_inductor import TileLayout, compiling, video_sparse_attention
-from vsa_inductor.lowerings import _inductor_compat as compat
 
 LAYOUT = TileLayout.from_video_shape(8, 4, 4)
 

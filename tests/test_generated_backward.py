@@ -180,6 +180,12 @@ class TestAsked:
         assert step.kernel is not None
         assert (buffer.shape, buffer.dtype) == (TRANSPOSED, "torch.bfloat16")
 
+    def test_dout_is_not_stored_in_rows(self, asked: Block) -> None:
+        """What reads rows is only delta, and that gathers them itself."""
+        backward = asked.backward
+        stored = [name for step in backward.launched() for name in in_tile_order(backward, step.writes)]
+        assert {*stored} == {*map(str, asked.backward_call.arguments[:2])}
+
     def test_only_where_they_are_asked_for(self, unasked: Block) -> None:
         for wrapper in (unasked.forward, unasked.backward):
             assert not [buffer for buffer in wrapper.buffers.values() if buffer.shape == TRANSPOSED]

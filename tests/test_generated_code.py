@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 from fake_gpu.parsed import (
     RASTER,
+    ROTARY_TABLE,
     SCORES,
     TILED,
     Block,
@@ -28,15 +29,12 @@ from torch.testing import FileCheck
 
 pytest_plugins = ["fake_gpu.fixtures"]
 
-COMPLEX = "complex_recognised"
 HOST_SYNC = re.compile(r"\.(?:item|cpu|tolist|numpy)\(|_local_scalar_dense|synchronize")
 
 block = fixture_of(ALL)
 gated = fixture_of([builder for builder in ALL if not builder.startswith("ungated")])
 generic = fixture_of((*GENERIC, "ungated"))
 recognised = fixture_of((*RECOGNISED, "ungated_recognised", *ASKED))
-recognised_real = fixture_of([builder for builder in (*RECOGNISED, "ungated_recognised", *ASKED) if builder != COMPLEX])
-real = fixture_of([builder for builder in ALL if builder != COMPLEX])
 ungated = fixture_of((*UNGATED, "ungated_asked"))
 
 
@@ -74,12 +72,17 @@ class TestRecognisedPrologue:
         projections = prologue(recognised).lists[0]
         assert len({*projections}) == 3 and all(is_product(recognised.forward, name) for name in projections)
 
-    def test_nothing_else_reads_the_projections(self, recognised_real: Block) -> None:
+    def test_nothing_else_reads_the_projections(self, recognised: Block) -> None:
         """Not even for the rstd that the backward keeps."""
-        call = prologue(recognised_real)
+        call = prologue(recognised)
         for name in call.lists[0]:
-            readers = recognised_real.forward.readers(name)
+            readers = recognised.forward.readers(name)
             assert readers == [call], [step.operation for step in readers]
+
+    def test_nothing_complex_of_the_tokens(self, recognised: Block) -> None:
+        """What is left of complex numbers is the rotary table."""
+        for step in recognised.forward.called("torch.ops.aten."):
+            assert all(recognised.forward.buffers[name].numel <= ROTARY_TABLE for name in step.writes), step.operation
 
     def test_tile_sums_come_with_the_tiles(self, recognised: Block) -> None:
         forward, call = recognised.forward, prologue(recognised)
@@ -116,11 +119,11 @@ class TestEpilogue:
         (stored,) = step.writes
         assert forward.buffers[stored].numel == RASTER and feeds_matrix_product(forward, stored)
 
-    def test_nothing_wide_is_stored(self, real: Block) -> None:
+    def test_nothing_wide_is_stored(self, block: Block) -> None:
         """No coarse branch per token and no normed or rotated row, in more than 16 bits."""
-        for buffer in real.forward.buffers.values():
+        for buffer in block.forward.buffers.values():
             if buffer.numel in (RASTER, RASTER // 2, TILED, TILED // 2):
-                ours = all("vsa." in step.operation for step in real.forward.writers(buffer.name))
+                ours = all("vsa." in step.operation for step in block.forward.writers(buffer.name))
                 assert buffer.dtype == "torch.bfloat16" or ours, buffer
 
     def test_no_dense_mask(self, block: Block) -> None:

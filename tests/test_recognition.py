@@ -85,17 +85,17 @@ def recorded(monkeypatch, device):
     """The operands of prologue launches, and what followed un-tiles: matches or None, in the order of lowering."""
     torch._dynamo.reset()
     launches, backward = [], []
-    call, recognise = norm_rope_tile._call, norm_rope_tile_backward.recognise
+    arguments_of, recognise = norm_rope_tile._arguments, norm_rope_tile_backward.recognise
 
     def record_call(group, *args):
         launches.append([operand.match for operand in group])
-        return call(group, *args)
+        return arguments_of(group, *args)
 
     def record_match(*args):
         backward.append(recognise(*args))
         return backward[-1]
 
-    monkeypatch.setattr(norm_rope_tile, "_call", record_call)
+    monkeypatch.setattr(norm_rope_tile, "_arguments", record_call)
     monkeypatch.setattr(norm_rope_tile_backward, "recognise", record_match)
     if device == "cpu":
         for module in (norm_rope_tile, norm_rope_tile_backward):
@@ -260,3 +260,132 @@ def test_recognition_can_be_switched_off(device, recorded):
     with norm_rope_tile.recognising(False):
         Block(strided_writes, device=device).compare()
     assert not launches and not backward
+
+
+def norm_with_two_eps(x: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 0.5 + 0.25) * weight
+
+
+def norm_of_twice_the_mean(x: Tensor, weight: Tensor) -> Tensor:
+    mean = x.square().mean(-1, keepdim=True)
+    return x * torch.rsqrt(mean + mean + EPS) * weight
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("norm", [norm_with_two_eps, norm_of_twice_the_mean], ids=lambda f: f.__name__)
+def test_terms_under_the_root_add_up(norm, device, recorded):
+    Block(strided_writes, norm=norm, device=device).compare()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_tables_of_frames(device, recorded):
+    """A rotation in [B, T, HW, H, D], whose buffer a matrix product reads too: a token overruns the axis HW."""
+    block = Block(unrotated, device=device)
+    frames = SHAPE[0]
+    cos, sin = (torch.randn(1, frames, 1, 1, DIM, device=device) for _ in range(2))
+
+    def run(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, matrix: Tensor) -> list[Tensor]:
+        q, k = (fused_norm(x, weight).view(BATCH, frames, -1, HEADS, DIM) for x in (q, k))
+        q, k = (strided_writes(x, cos, sin).type_as(x) for x in (q, k))
+        v = v.unflatten(2, (HEADS, DIM))
+        out = vsa.video_sparse_attention(q.flatten(1, 2), k.flatten(1, 2), v, block.layout, sparsity=0.0, gate=1.0)
+        return [out, q @ matrix, k @ matrix]
+
+    matrix = torch.randn(DIM, DIM, device=device, dtype=block.dtype)
+    with torch.no_grad():
+        arguments = (*block.inputs[:3], block.weights[0], matrix)
+        for got, right in zip(torch.compile(run, fullgraph=True)(*arguments), run(*arguments), strict=True):
+            limit = 1e-5 if device == "cpu" else 3e-2
+            assert float((got.float() - right.float()).norm() / right.float().norm()) < limit
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_norm_of_a_norm(device, recorded):
+    """Whose roots are both kept: the sums of one are not those of the other."""
+    block = Block(strided_writes, device=device)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        root = torch.rsqrt(q.float().square().mean(-1, keepdim=True) + EPS)
+        h = (q * root).type_as(q) * weight
+        q, k = (block.prologue(x, weight) for x in (h, k))
+        v = v.unflatten(2, (HEADS, DIM))
+        return vsa.video_sparse_attention(q, k, v, block.layout, sparsity=0.0, gate=1.0), h, root
+
+    with torch.no_grad():
+        arguments = (*block.inputs[:3], block.weights[0])
+        for got, right in zip(torch.compile(run, fullgraph=True)(*arguments), run(*arguments), strict=True):
+            limit = 1e-5 if device == "cpu" else 3e-2
+            assert float((got.float() - right.float()).norm() / right.float().norm()) < limit
+
+
+def written_into(x: Tensor) -> Tensor:
+    """Rows of other tokens mixed in, as packed text is."""
+    places = torch.arange(0, x.shape[1], 3, device=x.device)
+    return x.index_put((torch.zeros_like(places), places), 2 * x[0, places + 1])
+
+
+def narrowed(x: Tensor) -> Tensor:
+    return (x + x.detach().to(torch.float8_e4m3fn).to(x.dtype)).to(x.dtype)
+
+
+def truncated(x: Tensor) -> Tensor:
+    return x + (4 * x.detach()).to(torch.int32).to(x.dtype)
+
+
+def gathered(x: Tensor) -> Tensor:
+    return x[:, torch.arange(x.shape[1] - 1, -1, -1, device=x.device)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("operand", ["v", "q behind the norm"])
+@pytest.mark.parametrize("change", [written_into, narrowed, truncated, gathered], ids=lambda f: f.__name__)
+def test_what_changes_values_is_not_looked_through(change, operand, device, recorded):
+    block = Block(strided_writes, device=device)
+
+    class Changed(Block):
+        def prologue(self, x, weight):
+            x = self.norm(x, weight)
+            x = change(x) if operand != "v" and weight is self.changed else x
+            return self.form(x.unflatten(2, (HEADS, DIM)), *self.tables).type_as(x)
+
+        def __call__(self, q, k, v, *rest):
+            self.changed = rest[1]
+            return Block.__call__(self, q, k, change(v) if operand == "v" else v, *rest)
+
+    block.__class__ = Changed
+    block.compare()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_operands_made_of_another_operands_norm(device, recorded):
+    """One launch cannot read what is made of the sums that it gives itself."""
+    block = Block(unrotated, device=device)
+    block.weights = [torch.randn(HEADS * DIM, HEADS * DIM, device=device, dtype=block.dtype) * 0.1 for _ in range(2)]
+    block.weights = [w.requires_grad_() for w in block.weights]
+
+    class Shared(Block):
+        def __call__(self, q, k, v, gate, to_k, to_v):
+            h = torch.nn.functional.rms_norm(q, (HEADS * DIM,), None, EPS)
+            q, k, v = (x.unflatten(2, (HEADS, DIM)) for x in (h, h @ to_k + k, h @ to_v + v))
+            return vsa.video_sparse_attention(q, k, v, self.layout, sparsity=0.0, gate=gate)
+
+    block.__class__ = Shared
+    block.compare()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_recognition_adds_no_guards(device, recorded):
+    """A look at sizes must not tie a compilation to them."""
+    block = Block(strided_writes, device=device)
+
+    def compiles(enabled: bool) -> int:
+        torch._dynamo.reset()
+        counter = torch._dynamo.testing.CompileCounterWithBackend("inductor")
+        with norm_rope_tile.recognising(enabled):
+            compiled = torch.compile(Block.__call__, backend=counter, dynamic=True)
+            for batch in (2, 3, 5):
+                inputs = [x[:1].detach().repeat(batch, *[1] * (x.dim() - 1)).requires_grad_() for x in block.inputs]
+                compiled(block, *inputs, *block.weights).sum().backward()
+        return counter.frame_count
+
+    assert compiles(True) == compiles(False)

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .generated_code import calls_in_order
-from .lowerings import _inductor_compat as compat
+from .lowerings import _inductor_compat_capture as compat
 from .reporting import (
     BackendUse,
     Call,

@@ -308,16 +308,16 @@ _STEP_ELEMENTS = 1536
 # Each takes a register of its own for its sum, and about as many for x and the weight.
 _THREAD_ELEMENTS = 40
 _MAX_CHUNKS = 8
-# Past so many, programs of 12 warps fit a multiprocessor only with a cap: 1.18 of the floor instead of 1.27 at 40
-# heads. At 24 elements the compiler stays below it, and with it would use all of them.
+# Past so many, 12 warps fit a multiprocessor only under a cap: 1.18 of the floor instead of 1.27 at 40 heads. With 24
+# the compiler needs less, and under the cap would use all of it.
 _UNCAPPED_ELEMENTS, _CAP = 32, 168
 
 
 def prologue_config(heads: int, head_dim: int) -> PrologueConfig:
     """The configuration for a problem.
 
-    Measured at 12 heads (2 warps, 24 elements to a thread: 1.15 and 1.13 of the floor at 480p and 720p) and 40 heads
-    (4 warps, 40 elements: 1.14 and 1.11), D 128. Others get as many warps as their elements need.
+    Measured at 12 heads (2 warps, 24 elements to a thread: 1.149 and 1.125 of the floor at 480p and 720p) and 40 heads
+    (4 warps, 40 elements: 1.136 and 1.111), D 128. Others get as many warps as their elements need.
     """
     chunk = min(heads & -heads, 16)
     while -(-heads // chunk) > _MAX_CHUNKS:
