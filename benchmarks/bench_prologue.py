@@ -8,9 +8,9 @@ over tiles, as `video_sparse_attention` has it. Plain torch around `vsa::tile` a
 
 Providers: `recognised`, compiled; `generic`, compiled with recognition of the formula off; `eager`. The last two for
 Wan's form only. A short sparse attention stands behind, by which the three tiles are known to belong together; the time
-is that of the kernels in front of it, from the profiler (median of calls). The floor is every row read once and every row of
-tiles written once, at the rate of a device copy of the same run; tables, weights and sums are left out of it. The bar
-is 1.2 of the floor.
+is that of the kernels in front of it, from the profiler (median of calls). The floor is every row read once and every
+row of tiles written once, at the rate of a device copy of the same run; tables, weights and sums are left out of it.
+The bar is 1.2 of the floor.
 
 Worker processes first compile everything into a cache; recognition is not part of its keys by itself, so that each
 provider adds its name.
@@ -179,8 +179,10 @@ class Prologue:
         rows.append(v.unflatten(2, (case.heads, -1)))
         tiles = [torch.ops.vsa.tile(x, layout.token_slot, layout.slot_token) for x in rows]
         sums = [torch.ops.vsa.tile_sums(x, case.block_size) for x in tiles]
-        out = vsa.block_sparse_attention(*tiles, *self._lists, layout.kv_block_sizes, block_size=case.block_size)
-        return [*tiles, *sums, out]  # type: ignore[list-item]
+        (q, k, v), (ids, counts), sizes = tiles, self._lists, layout.kv_block_sizes
+        out = vsa.block_sparse_attention(q, k, v, ids, counts, sizes, block_size=case.block_size)
+        assert isinstance(out, Tensor)
+        return [*tiles, *sums, out]
 
     def run(self) -> list[Tensor]:
         """Tiles of q, k, v, their sums, and the attention's output."""

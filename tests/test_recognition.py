@@ -353,7 +353,9 @@ def test_what_changes_values_is_not_looked_through(change, operand, device, reco
             return Block.__call__(self, q, k, change(v) if operand == "v" else v, *rest)
 
     block.__class__ = Changed
-    block.compare()
+    # What is rounded in bf16 once more or less falls on the other side of a step of a narrow type.
+    stepped = operand != "v" and change in (narrowed, truncated)
+    block.compare(0.15 if stepped and device != "cpu" else None)
 
 
 @pytest.mark.parametrize("device", DEVICES)
