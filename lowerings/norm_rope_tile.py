@@ -1,9 +1,11 @@
 """The prologue of sparse attention as one kernel: calls `vsa::norm_rope_tile` where RMSNorm and RoPE precede a tile.
 
-The generated loop reads a row twice and evaluates both halves of a rotation for every element, with 2-byte accesses:
-29 % of the memory limit on an H200. The user's code stays ordinary torch: what is recognised is the formula of an
-element, not the way it was written (`_recognition.py`). The first tile of an attention brings the others along: q, k
-and v take one launch, in which q and k read the rotary tables together. Anything else takes the generic path of `tile`.
+Inductor's own loop moves no more bytes than it must, but evaluates both elements of a pair for every element, 2 bytes
+at a time (2.1 sectors a load request, 7.7 a store): five times the instructions, which bound it at 30 % of the memory
+limit of an H200 (`benchmarks/data/block_counters.csv`). The user's code stays ordinary torch: what is recognised is the
+formula of an element, not the way it was written (`_recognition.py`). The first tile of an attention brings the others
+along: q, k and v take one launch, in which q and k read the rotary tables together. Anything else takes the generic
+path of `tile`.
 """
 
 from __future__ import annotations

@@ -122,6 +122,7 @@ def _fake(
 #   dx      = rstd * weight * u - x * rstd**3 / divisor * sum(weight * u * x)    [B, S, H, D], the dtype of x
 #   dweight = sum of u * x * rstd over batch and tokens                          [H, D] fp32
 # norm "none": dx = u, in the dtype of dtiled; x, rstd, weight are None. A gradient that is not needed is [0].
+# slot_token as a TileLayout has it: the tokens of a block come before its empty slots, which are not looked behind.
 norm_rope_tile_backward = define(
     "norm_rope_tile_backward(Tensor dtiled, Tensor? dtile_sums, Tensor? x, Tensor? rstd, Tensor? weight,"
     " Tensor[] tables, Tensor slot_token, SymInt[] x_index, SymInt[] rstd_index, SymInt[] weight_index,"
