@@ -157,8 +157,9 @@ def position_in(sizes: Sequence[Any], strides: Sequence[Any], index: Any, known:
     if not all(getattr(stride, "is_Integer", isinstance(stride, int)) for stride in strides):
         return None
     rest, place = sympy.expand(index), [sympy.Integer(0)] * len(sizes)
-    for axis in sorted(range(len(sizes)), key=lambda axis: -int(strides[axis])):
-        if sizes[axis] == 1 or strides[axis] == 0:
+    axes = sorted((axis for axis in range(len(sizes)) if sizes[axis] != 1), key=lambda axis: -int(strides[axis]))
+    for axis in axes:
+        if strides[axis] == 0:
             continue
         for term in sympy.Add.make_args(rest):
             factor, symbols = term.as_coeff_Mul()
@@ -166,7 +167,6 @@ def position_in(sizes: Sequence[Any], strides: Sequence[Any], index: Any, known:
             place[axis] += part * symbols
             rest -= part * strides[axis] * symbols
     # An index that runs out of its axis belongs partly to the axis in front, unless there is none.
-    axes = sorted((axis for axis in range(len(sizes)) if sizes[axis] != 1), key=lambda axis: -int(strides[axis]))
     if rest != 0 or not all(known.within(place[axis], sizes[axis]) for axis in axes[1:]):
         return None
     return place

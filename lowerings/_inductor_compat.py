@@ -81,6 +81,11 @@ def aten(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
     return lowerings[op](*args, **kwargs)
 
 
+def convert(x: Any, dtype: torch.dtype) -> Any:
+    """``x`` in ``dtype``."""
+    return aten(torch.ops.prims.convert_element_type.default, x, dtype)
+
+
 def opaque(op: torch._ops.OpOverload, *args: Any) -> Any:
     """A call of ``op`` that the generated code makes as it stands."""
     from torch._inductor.lowering import fallback_handler
@@ -284,9 +289,7 @@ def depends_on(values: Sequence[Any], names: Collection[str]) -> bool:
 
 
 def _buffer(name: str) -> Any:
-    from torch._inductor.virtualized import V
-
-    return V.graph.try_get_buffer(name)
+    return _graph().try_get_buffer(name)
 
 
 @contextlib.contextmanager

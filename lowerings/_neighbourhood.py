@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -116,18 +117,21 @@ def only_for(readers: Collection[torch.fx.Node]) -> set[torch.fx.Node]:
     return found - set(readers)
 
 
-def operand(inputs: list[torch.fx.Node], buffer: str | None) -> Any:
-    """The value that the trial's input ``buffer`` stands for, in memory as the trial's formulas address it.
+def reader(inputs: list[torch.fx.Node]) -> Callable[[str], Any]:
+    """From a trial's input to the value that it stands for, in memory as the trial's formulas address it.
 
-    Raises:
-        OtherForm: the graph has it no longer.
+    Each is put in memory once, however often it is read. The function raises OtherForm where the graph has it no
+    longer.
     """
-    if buffer is None:
-        return None
-    value = compat.with_strides(input_named(inputs, buffer))
-    if value is None:
-        raise OtherForm
-    return value
+
+    @functools.cache
+    def read(buffer: str) -> Any:
+        value = compat.with_strides(input_named(inputs, buffer))
+        if value is None:
+            raise OtherForm
+        return value
+
+    return read
 
 
 def input_named(inputs: list[torch.fx.Node], buffer: str) -> torch.fx.Node:
@@ -135,6 +139,12 @@ def input_named(inputs: list[torch.fx.Node], buffer: str) -> torch.fx.Node:
     if not buffer.startswith("input_"):
         raise OtherForm
     return inputs[int(buffer.removeprefix("input_"))]
+
+
+def real_dtype(inputs: list[torch.fx.Node], buffer: str) -> torch.dtype:
+    """The dtype that the trial's input ``buffer`` has in a trial: of a complex one, that of its parts."""
+    dtype = input_named(inputs, buffer).meta["val"].dtype
+    return dtype.to_real() if dtype.is_complex else dtype
 
 
 def waits_for(node: torch.fx.Node, awaited: torch.fx.Node) -> bool:

@@ -17,7 +17,7 @@ from vsa_inductor.options import AUTO
 
 from . import _inductor_compat as compat
 
-_aten, _prims = torch.ops.aten, torch.ops.prims
+_aten = torch.ops.aten
 
 
 class InductorArithmetic:
@@ -30,7 +30,7 @@ class InductorArithmetic:
         return x.get_size()
 
     def to(self, x: Any, dtype: torch.dtype) -> Any:
-        return compat.aten(_prims.convert_element_type.default, x, dtype)
+        return compat.convert(x, dtype)
 
     def mul(self, x: Any, y: Any) -> Any:
         return compat.aten(_aten.mul.Tensor, x, y)
@@ -79,14 +79,9 @@ def lower(*args: Any) -> Any:
     return grads
 
 
-def reader_of(node: torch.fx.Node, place: int) -> torch.fx.Node | None:
-    """The `vsa::attention_backward` whose dout is output ``place`` of ``node``."""
-    for output in node.users:
-        if output.target is operator.getitem and output.args[1] == place:
-            for user in output.users:
-                if user.target is OP and user.args[0] is output:
-                    return user
-    return None
+def readers_of(dout: torch.fx.Node) -> list[Any]:
+    """The calls of `vsa::attention_backward` whose dout it is."""
+    return [user for user in dout.users if user.target is OP and user.args[0] is dout]
 
 
 def free_dout(node: torch.fx.Node | None) -> None:

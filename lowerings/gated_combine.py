@@ -12,7 +12,7 @@ from vsa_inductor.ops._allocate import statistics_dtype
 from . import _inductor_compat as compat
 from . import untile
 
-_aten, _prims = torch.ops.aten, torch.ops.prims
+_aten = torch.ops.aten
 
 
 def lower(out: Any, gate: Any, coarse: Any, token_slot: Any, slot_token: Any, block_size: int) -> Any:
@@ -20,9 +20,9 @@ def lower(out: Any, gate: Any, coarse: Any, token_slot: Any, slot_token: Any, bl
     wide = statistics_dtype(out.get_dtype())
     weighted = rows_of_tokens(coarse, token_slot, slot_token, block_size)
     if gate is not None:
-        weighted = compat.aten(_aten.mul.Tensor, convert(gate, wide), weighted)
-    sparse = convert(untile.gather(out, token_slot), wide)
-    return convert(compat.aten(_aten.add.Tensor, sparse, weighted), out.get_dtype())
+        weighted = compat.aten(_aten.mul.Tensor, compat.convert(gate, wide), weighted)
+    sparse = compat.convert(untile.gather(out, token_slot), wide)
+    return compat.convert(compat.aten(_aten.add.Tensor, sparse, weighted), out.get_dtype())
 
 
 def rows_of_tokens(rows: Any, token_slot: Any, slot_token: Any, block_size: int) -> Any:
@@ -35,11 +35,6 @@ def rows_of_tokens(rows: Any, token_slot: Any, slot_token: Any, block_size: int)
         return load([index[0], index[2], FloorDiv(slot_of(index[1]), block_size), index[3]])
 
     return compat.pointwise((B, S, H, D), rows, element)
-
-
-def convert(x: Any, dtype: torch.dtype) -> Any:
-    """``x`` in ``dtype``."""
-    return compat.aten(_prims.convert_element_type.default, x, dtype)
 
 
 OP = torch.ops.vsa.gated_combine.default

@@ -14,7 +14,7 @@ from vsa_inductor.ops._allocate import statistics_dtype
 
 from . import _inductor_compat as compat
 from . import attention_backward, tile
-from .gated_combine import convert, rows_of_tokens
+from .gated_combine import rows_of_tokens
 from .norm_rope_tile import runs_layout_kernels
 
 _aten = torch.ops.aten
@@ -32,16 +32,16 @@ def lower(
     needs_dcoarse: bool,
 ) -> Any:
     """Arguments of `vsa::gated_combine_backward`."""
-    reader = attention_backward.reader_of(compat.current_node(), 0)
+    dout_tiles = [output for output in compat.current_node().users if output.args[1] == 0]
+    reader = next((one for output in dout_tiles for one in attention_backward.readers_of(output)), None)
     attention_backward.free_dout(reader)
     if not runs_layout_kernels(dout) or not attention_backward.reads_rows(reader):
         return _generate(dout, out, gate, coarse, token_slot, slot_token, block_size, needs_dgate, needs_dcoarse)
     of_out: Any = None
     if out is None and reader is not None:
         # Autograd leaves it out; what the softmax backward subtracts comes out of the same pass.
-        of_out = reader.args[5]
-        out = compat.value_of(of_out)
-        of_out = None if out is None else of_out
+        out = compat.value_of(reader.args[5])
+        of_out = None if out is None else reader.args[5]
     results = compat.opaque(OP, dout, out, gate, coarse, token_slot, slot_token, block_size, needs_dgate, needs_dcoarse)
     compat.notes()[compat.current_node()] = (of_out, results[1])
     return results
@@ -66,11 +66,11 @@ def _generate(
         delta = _delta(out, tiles, slot_token, wide)
     if needs_dgate:
         rows = rows_of_tokens(coarse, token_slot, slot_token, block_size)
-        dgate = convert(compat.aten(_aten.mul.Tensor, convert(dout, wide), rows), dout.get_dtype())
+        dgate = compat.convert(compat.aten(_aten.mul.Tensor, compat.convert(dout, wide), rows), dout.get_dtype())
     if needs_dcoarse:
-        weighted = convert(dout, wide)
+        weighted = compat.convert(dout, wide)
         if gate is not None:
-            weighted = compat.aten(_aten.mul.Tensor, convert(gate, wide), weighted)
+            weighted = compat.aten(_aten.mul.Tensor, compat.convert(gate, wide), weighted)
         dcoarse = _block_sums(weighted, slot_token, coarse.get_size()[2], block_size)
     return tiles, delta, dgate, dcoarse
 
@@ -85,7 +85,7 @@ def _delta(out: Any, tiles: Any, slot_token: Any, wide: torch.dtype) -> Any:
         return compat.where_present(present, lambda: load(index))
 
     real = compat.pointwise(out.get_size(), out, element)
-    product = compat.aten(_aten.mul.Tensor, convert(real, wide), convert(tiles, wide))
+    product = compat.aten(_aten.mul.Tensor, compat.convert(real, wide), compat.convert(tiles, wide))
     return compat.aten(_aten.sum.dim_IntList, product, [-1])
 
 

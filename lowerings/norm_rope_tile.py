@@ -21,7 +21,18 @@ import torch
 
 from . import _inductor_compat as compat
 from ._formula import B, H, OtherForm, Ranges, S, products, recognition
-from ._neighbourhood import SUMS, computes, input_named, inputs_of, is_loop, name, only_for, operand, waits_for
+from ._neighbourhood import (
+    SUMS,
+    computes,
+    input_named,
+    inputs_of,
+    is_loop,
+    name,
+    only_for,
+    reader,
+    real_dtype,
+    waits_for,
+)
 from ._recognition import Match, recognise
 from ._substitutes import is_complex, substitute
 
@@ -85,7 +96,7 @@ def recognising(enabled: bool) -> Iterator[None]:
         _enabled = before
 
 
-def has_kernel(x: Any, D: Any) -> bool:
+def has_kernel(x: Any) -> bool:
     """Whether recognition is on, and a kernel runs on the device, dtype and head dim of ``x``."""
     return _enabled and runs_layout_kernels(x)
 
@@ -107,7 +118,7 @@ def lower(x: Any, slot_token: Any) -> Any | None:
 
     The other tiles of the same attention that fit get their values here.
     """
-    if not has_kernel(x, x.get_size()[3]):
+    if not has_kernel(x):
         return None
     try:
         with recognition():
@@ -169,19 +180,14 @@ def _operand(node: torch.fx.Node, x: Any) -> Operand:
         on_trial = _recognise_on_trial(node.args[0])
         if on_trial is not None:
             match, inputs, squares = on_trial
-            read, identify = functools.partial(operand, inputs), functools.partial(input_named, inputs)
-            dtype_of = functools.partial(_real_dtype, inputs)
+            read, identify = reader(inputs), functools.partial(input_named, inputs)
+            dtype_of = functools.partial(real_dtype, inputs)
     if match is None or dtype_of(match.x) != x.get_dtype():
         raise OtherForm
     weights = [] if match.weight is None else [match.weight]
     if not readable(map(dtype_of, weights), map(dtype_of, match.rotation.tables)):
         raise OtherForm
     return Operand(node, match, read, identify, squares, _block_size_of_sums(node))
-
-
-def _real_dtype(inputs: list[torch.fx.Node], buffer: str) -> torch.dtype:
-    dtype = input_named(inputs, buffer).meta["val"].dtype
-    return dtype.to_real() if dtype.is_complex else dtype
 
 
 def _block_size_of_sums(node: torch.fx.Node) -> int:
@@ -255,8 +261,7 @@ def _in_front_of(roots: list[torch.fx.Node], met: Collection[torch.fx.Node], sou
 
 def _summed_in(root: Any) -> str | None:
     """The buffer of square sums under a root that is kept."""
-    index = [B, S, H, 0][: len(root.get_size()) - 1]
-    formula = compat.formula(root, [*index, 0] if len(index) < 4 else index, Ranges(1, 1))
+    formula = compat.formula(root, [*(B, S, H)[: len(root.get_size()) - 1], 0], Ranges(1, 1))
     with contextlib.suppress(OtherForm):
         loads = [atom for part in products(formula[1]) for atom in part.atoms if atom[0] == "load"]
         if len(loads) == 1 and compat.is_sum(loads[0][1]):

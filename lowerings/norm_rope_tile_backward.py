@@ -15,6 +15,7 @@ path.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import operator
@@ -41,14 +42,14 @@ from ._formula import (
     recognition,
     strides,
 )
-from ._neighbourhood import beyond, computes, following, input_named, inputs_of, is_loop, name, operand
+from ._neighbourhood import beyond, computes, following, inputs_of, is_loop, name, reader, real_dtype
 from ._recognition import Rotation, Row, pair_row, take_tables, take_weight
 from ._substitutes import substitute
 from .norm_rope_tile import has_kernel, readable
 
 OP = torch.ops.vsa.norm_rope_tile_backward.default
 
-_aten, _prims = torch.ops.aten, torch.ops.prims
+_aten = torch.ops.aten
 # The last forms that are tried; further ones are parts of them.
 _MAX_CANDIDATES = 6
 
@@ -83,7 +84,7 @@ def lower(x: Any, slot_token: Any) -> Any | None:
     """
     node = compat.current_node()
     tiled, sums, block_size = _parts(node.args[0])
-    if tiled is None or not has_kernel(x, x.get_size()[3]) or not compat.is_buffer(tiled):
+    if tiled is None or not has_kernel(x) or not compat.is_buffer(tiled):
         return None
     behind = following(node)
     try:
@@ -166,18 +167,12 @@ def _check_dtypes(form: _Form, inputs: list[torch.fx.Node]) -> None:
     """The kernel reads x in the dtype of the gradient and rstd in fp32; weight and tables as the forward's does."""
     norm, dtype = form.norm, inputs[0].meta["val"].dtype
 
-    def of(buffer: str) -> torch.dtype:
-        return input_named(inputs, buffer).meta["val"].dtype
-
+    of = functools.partial(real_dtype, inputs)
     if norm is not None and (of(norm.x), of(norm.rstd[1])) != (dtype, torch.float32):
         raise OtherForm
     weights = [] if norm is None or norm.weight is None else [norm.weight]
-    if not readable(map(of, weights), map(_component, map(of, form.rotation.tables))):
+    if not readable(map(of, weights), map(of, form.rotation.tables)):
         raise OtherForm
-
-
-def _component(dtype: torch.dtype) -> torch.dtype:
-    return dtype.to_real() if dtype.is_complex else dtype
 
 
 class _Form:
@@ -313,14 +308,14 @@ def _arguments(
     """Of the operator, which gives dx ``[B, S, H, D]`` and dweight ``[H, D]`` fp32."""
     norm = None if match is None else match.norm
     rotation = Rotation("none") if match is None else match.rotation
-
+    read = reader(inputs)
     return [
         tiled,
         sums,
-        operand(inputs, None if norm is None else norm.x),
-        operand(inputs, None if norm is None else norm.rstd[1]),
-        operand(inputs, None if norm is None else norm.weight),
-        [operand(inputs, table) for table in rotation.tables],
+        None if norm is None else read(norm.x),
+        None if norm is None else read(norm.rstd[1]),
+        None if norm is None or norm.weight is None else read(norm.weight),
+        [read(table) for table in rotation.tables],
         slot_token,
         [0, 0, 0, 0] if norm is None else list(strides(norm.base, (B, S, H))),
         [0, 0, 0, 0] if norm is None else list(strides(norm.rstd[2], (B, S, H))),
@@ -341,7 +336,7 @@ def _shaped(value: Any, node: torch.fx.Node) -> Any:
     """``value`` in the shape and dtype of ``node``."""
     viewed, dtype = compat.aten(_aten.view.default, value, compat.sizes_of(node)), node.meta["val"].dtype
     # A conversion to the same dtype would be a copy.
-    return viewed if value.get_dtype() == dtype else compat.aten(_prims.convert_element_type.default, viewed, dtype)
+    return viewed if value.get_dtype() == dtype else compat.convert(viewed, dtype)
 
 
 def _drop_what_led_to(made: set[torch.fx.Node], behind: Collection[torch.fx.Node]) -> None:

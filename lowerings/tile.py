@@ -24,9 +24,8 @@ def lower(x: Any, token_slot: Any, slot_token: Any) -> Any:
     tiled = norm_rope_tile.lower(x, slot_token)
     if tiled is not None:
         return tiled
-    for user in compat.current_node().users:
-        if user.target is attention_backward.OP and user.args[0] is compat.current_node():
-            attention_backward.free_dout(user)
+    for reader in attention_backward.readers_of(compat.current_node()):
+        attention_backward.free_dout(reader)
     return scatter(x, token_slot, slot_token) if compat.reads_a_reduction(x) else gather(x, slot_token)
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from vsa_inductor.ops._allocate import statistics_dtype
+
 from . import _inductor_compat as compat
 
 
@@ -16,7 +18,7 @@ def lower(x: Any, block_size: int) -> Any:
         return sums
     B, H, S_pad, D = x.get_size()
     blocks = compat.aten(torch.ops.aten.view.default, x, [B, H, S_pad // block_size, block_size, D])
-    accumulate = torch.promote_types(x.get_dtype(), torch.float32)
+    accumulate = statistics_dtype(x.get_dtype())
     # One sum: split in two steps, its generated code was slower still on an H200 (benchmarks/data, commit 8be66a5).
     return compat.aten(torch.ops.aten.sum.dim_IntList, blocks, [3], dtype=accumulate)
 

@@ -20,7 +20,7 @@ def lower(dsums: Any, block_size: int, dtype: torch.dtype) -> Any:
     spread = compat.pointwise(
         (B, H, N * block_size, D), rows, lambda index: load([*index[:2], FloorDiv(index[2], block_size), index[3]])
     )
-    return compat.aten(torch.ops.prims.convert_element_type.default, spread, dtype)
+    return compat.convert(spread, dtype)
 
 
 OP = torch.ops.vsa.tile_sums_backward.default

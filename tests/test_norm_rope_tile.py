@@ -92,7 +92,7 @@ def matches(monkeypatch, device):
 
     monkeypatch.setattr(norm_rope_tile, "recognise", record)
     if device == "cpu":
-        monkeypatch.setattr(norm_rope_tile, "has_kernel", lambda x, D: norm_rope_tile._enabled)
+        monkeypatch.setattr(norm_rope_tile, "has_kernel", lambda x: norm_rope_tile._enabled)
     with torch._inductor.config.patch(force_disable_caches=True):
         yield found
 

@@ -76,6 +76,11 @@ def rounded(first, second, dtype: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit
+def signed(x, SIGN: tl.constexpr):
+    return x if SIGN == 1 else (-x if SIGN == -1 else x * SIGN)
+
+
+@triton.jit
 def store_words(ptr, word, mask, HALF: tl.constexpr, HALVES: tl.constexpr):
     """Pairs of neighbours as words, or of halves (by a pointer to 16-bit elements) to both halves."""
     if HALVES:

@@ -46,6 +46,7 @@ from vsa_inductor.kernels._pairs import (
     load_words,
     part,
     rounded,
+    signed,
     store_sums,
     store_words,
     table_words,
@@ -82,11 +83,6 @@ class PrologueConfig(NamedTuple):
 
 
 @triton.jit
-def _signed(x, SIGN: tl.constexpr):
-    return x if SIGN == 1 else (-x if SIGN == -1 else x * SIGN)
-
-
-@triton.jit
 def _factor(raw, tables, i: tl.constexpr, c: tl.constexpr, COUNT: tl.constexpr, PARTS: tl.constexpr):
     """Table `i` of the four of a pair's rotation; with two tables, the last two are the first two swapped."""
     t: tl.constexpr = i if COUNT == 4 else (0 if i == 0 or i == 3 else 1)
@@ -100,8 +96,8 @@ def _factor(raw, tables, i: tl.constexpr, c: tl.constexpr, COUNT: tl.constexpr, 
 def _rotated(a, b, factors, FIRST: tl.constexpr, SIGNS: tl.constexpr):
     """The rotation of pairs by the four factors from FIRST on."""
     # Signs on products and not on tables: a table handed round with both signs would be handed round twice.
-    first = _signed(a * factors[FIRST], SIGNS[0]) + _signed(b * factors[FIRST + 1], SIGNS[1])
-    second = _signed(a * factors[FIRST + 2], SIGNS[2]) + _signed(b * factors[FIRST + 3], SIGNS[3])
+    first = signed(a * factors[FIRST], SIGNS[0]) + signed(b * factors[FIRST + 1], SIGNS[1])
+    second = signed(a * factors[FIRST + 2], SIGNS[2]) + signed(b * factors[FIRST + 3], SIGNS[3])
     return first, second
 
 

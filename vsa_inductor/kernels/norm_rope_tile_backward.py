@@ -25,6 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
+from vsa_inductor.kernels._pairs import distinct_tables, signed
 from vsa_inductor.kernels.configs import on_device_of
 
 _ROTATIONS = {"none": 0, "interleaved": 1, "half": 2}
@@ -90,14 +91,9 @@ def _table(ptr, rows, stride_i, mask, HALF: tl.constexpr, STRIDE: tl.constexpr, 
 
 
 @triton.jit
-def _signed(x, SIGN: tl.constexpr):
-    return x if SIGN == 1 else (-x if SIGN == -1 else x * SIGN)
-
-
-@triton.jit
 def _turned(first, second, t0, t1, t2, t3, SIGNS: tl.constexpr):
-    u1 = _signed(first * t0, SIGNS[0]) + _signed(second * t1, SIGNS[1])
-    u2 = _signed(first * t2, SIGNS[2]) + _signed(second * t3, SIGNS[3])
+    u1 = signed(first * t0, SIGNS[0]) + signed(second * t1, SIGNS[1])
+    u2 = signed(first * t2, SIGNS[2]) + signed(second * t3, SIGNS[3])
     return u1, u2
 
 
@@ -382,10 +378,7 @@ def launch_norm_rope_tile_backward(
     x_b, x_s, x_h, x_offset = [*x_index] or [0] * 4
     w_h, w_offset = [*weight_index] or [0] * 2
     index = [*table_index, *[0] * (20 - len(table_index))]
-    shared = len(tables) == 4 and all(
-        tables[i].data_ptr() == tables[j].data_ptr() and index[5 * i : 5 * i + 5] == index[5 * j : 5 * j + 5]
-        for i, j in ((0, 3), (1, 2))
-    )
+    shared = len(distinct_tables(tables, table_index)[0]) == 2
     stride, odd = _table_access(tables, index)
     for i in range(4):
         index[5 * i + 4] -= odd[i]

@@ -32,12 +32,9 @@ def check_branches(
     name, x = like
     _check.floating(name, x)
     _check.slot_tables(name, x, token_slot, slot_token)
-    if block_size not in (64, 128, 256):
-        raise ArgumentError("block_size", block_size, "64, 128 or 256")
     B, S, H, D = raster
     num_slots = slot_token.shape[0]
-    if num_slots % block_size != 0:
-        raise ArgumentError("slot_token.shape[0]", num_slots, f"a multiple of block_size, {block_size}")
+    _check.whole_blocks("slot_token.shape[0]", num_slots, block_size)
     if gate is not None:
         _branch("gate", gate, "[B, S, H, D]", x.dtype, (B, S, H, D), like)
     expected = (B, H, num_slots // block_size, D)

@@ -44,7 +44,7 @@ def _check_arguments(
         raise ArgumentError("out.shape", tuple(out.shape), f"{tiled}, [B, H, S_pad, D]")
 
 
-def _implementation(
+def _allocate_checked(
     dout: Tensor,
     out: Tensor | None,
     gate: Tensor | None,
@@ -55,27 +55,15 @@ def _implementation(
     needs_dgate: bool,
     needs_dcoarse: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _check_arguments(dout, out, gate, coarse, token_slot, slot_token, block_size, needs_dgate)
-    outputs = _allocate.combine_gradients(dout, out, coarse, slot_token, needs_dgate, needs_dcoarse)
-    _resolve.layout_kernels(dout).gated_combine_backward(
-        dout, out, gate, coarse, token_slot, slot_token, block_size, needs_dgate, needs_dcoarse, *outputs
-    )
-    return outputs
-
-
-def _fake(
-    dout: Tensor,
-    out: Tensor | None,
-    gate: Tensor | None,
-    coarse: Tensor,
-    token_slot: Tensor,
-    slot_token: Tensor,
-    block_size: int,
-    needs_dgate: bool,
-    needs_dcoarse: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The fake; what the implementation fills."""
     _check_arguments(dout, out, gate, coarse, token_slot, slot_token, block_size, needs_dgate)
     return _allocate.combine_gradients(dout, out, coarse, slot_token, needs_dgate, needs_dcoarse)
+
+
+def _implementation(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    outputs = _allocate_checked(*arguments)
+    _resolve.layout_kernels(arguments[0]).gated_combine_backward(*arguments, *outputs)
+    return outputs
 
 
 gated_combine_backward = define(
@@ -83,7 +71,7 @@ gated_combine_backward = define(
     " Tensor slot_token, int block_size, bool needs_dgate, bool needs_dcoarse)"
     " -> (Tensor dout_tiles, Tensor delta, Tensor dgate, Tensor dcoarse)",
     implementation=_implementation,
-    fake=_fake,
+    fake=_allocate_checked,
     tags=(torch.Tag.flexible_layout,),
 )
 

@@ -8,6 +8,7 @@ knows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,29 +88,9 @@ def _allocate_checked(
     return _allocate.normed_tiles(xs, slot_token, sizes, norm, num_plain, block_size)
 
 
-def _implementation(
-    xs: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    tables: Sequence[Tensor],
-    slot_token: Tensor,
-    x_index: Sequence[int],
-    weight_index: Sequence[int],
-    table_index: Sequence[int],
-    signs: Sequence[float],
-    sizes: Sequence[int],
-    rotation: str,
-    norm: str,
-    num_plain: int,
-    divisor: float,
-    eps: float,
-    block_size: int,
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    arguments = (
-        xs, weights, tables, slot_token, x_index, weight_index, table_index, signs, sizes, rotation, norm, num_plain,
-        divisor, eps, block_size,
-    )  # fmt: skip
+def _implementation(*arguments: Any) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     outputs = _allocate_checked(*arguments)
-    _resolve.layout_kernels(xs[0]).norm_rope_tile(*arguments, *outputs)
+    _resolve.layout_kernels(arguments[0][0]).norm_rope_tile(*arguments, *outputs)
     return outputs
 
 

@@ -7,6 +7,7 @@ gradients are addressed as flat memory, because that is what a formula knows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from ..errors import ArgumentError
 from . import _allocate, _check, _resolve
 from ._library import define
+from .norm_rope_tile import NORMS
 
 
 def _check_arguments(
@@ -44,7 +46,7 @@ def _check_arguments(
         # Equal products, not a quotient: what a symbolic number of slots can answer.
         slots = dtile_sums.shape[2] * block_size
         _check.size("dtile_sums.shape[2] * block_size", slots, "the number of slots", dtiled.shape[2])
-    if norm not in ("all", "head", "none"):
+    if norm not in NORMS:
         raise ArgumentError("norm", norm, '"all", "head" or "none"')
     normed = norm != "none"
     for name, operand in (("x", x), ("rstd", rstd)):
@@ -58,7 +60,7 @@ def _wanted(normed: bool) -> str:
     return "a tensor" if normed else "None"
 
 
-def _implementation(
+def _allocate_checked(
     dtiled: Tensor,
     dtile_sums: Tensor | None,
     x: Tensor | None,
@@ -79,39 +81,17 @@ def _implementation(
     needs_dx: bool,
     needs_dweight: bool,
 ) -> tuple[Tensor, Tensor]:
-    _check_arguments(dtiled, dtile_sums, x, rstd, weight, slot_token, sizes, norm, block_size, needs_dweight)
-    dx, dweight = _allocate.norm_gradients(dtiled if x is None else x, sizes, needs_dx, needs_dweight)
-    if needs_dx or needs_dweight:
-        _resolve.layout_kernels(dtiled).norm_rope_tile_backward(
-            dtiled, dtile_sums, x, rstd, weight, tables, slot_token, x_index, rstd_index, weight_index, table_index,
-            signs, sizes, rotation, norm, divisor, block_size, needs_dx, needs_dweight, dx, dweight,
-        )  # fmt: skip
-    return dx, dweight
-
-
-def _fake(
-    dtiled: Tensor,
-    dtile_sums: Tensor | None,
-    x: Tensor | None,
-    rstd: Tensor | None,
-    weight: Tensor | None,
-    tables: Sequence[Tensor],
-    slot_token: Tensor,
-    x_index: Sequence[int],
-    rstd_index: Sequence[int],
-    weight_index: Sequence[int],
-    table_index: Sequence[int],
-    signs: Sequence[float],
-    sizes: Sequence[int],
-    rotation: str,
-    norm: str,
-    divisor: float,
-    block_size: int,
-    needs_dx: bool,
-    needs_dweight: bool,
-) -> tuple[Tensor, Tensor]:
+    """The fake; what the implementation fills."""
     _check_arguments(dtiled, dtile_sums, x, rstd, weight, slot_token, sizes, norm, block_size, needs_dweight)
     return _allocate.norm_gradients(dtiled if x is None else x, sizes, needs_dx, needs_dweight)
+
+
+def _implementation(*arguments: Any) -> tuple[Tensor, Tensor]:
+    *_, needs_dx, needs_dweight = arguments
+    outputs = _allocate_checked(*arguments)
+    if needs_dx or needs_dweight:
+        _resolve.layout_kernels(arguments[0]).norm_rope_tile_backward(*arguments, *outputs)
+    return outputs
 
 
 # sizes, x_index, weight_index, table_index, signs, rotation, norm: as of vsa::norm_rope_tile. rstd_index: strides of
@@ -129,6 +109,6 @@ norm_rope_tile_backward = define(
     " SymInt[] table_index, float[] signs, SymInt[] sizes, str rotation, str norm, float divisor, int block_size,"
     " bool needs_dx, bool needs_dweight) -> (Tensor dx, Tensor dweight)",
     implementation=_implementation,
-    fake=_fake,
+    fake=_allocate_checked,
     tags=(torch.Tag.needs_exact_strides,),
 )
