@@ -25,6 +25,25 @@ class CapturedNode:
 
 
 @dataclass(frozen=True)
+class TensorAccess:
+    """A tensor that a call reads or writes.
+
+    Attributes:
+        buffer: Inductor's name for its memory: a graph input (``primals_1``), or ``buf0`` and so on.
+        shape: of the whole tensor; a size that is symbolic is its expression, as text.
+        dtype: ``"float32"``.
+        num_bytes: how much of it moves. For a generated kernel the least possible: every element once, of a view the
+            view alone, of a gather no more elements than it asks for. For a call, the whole operand or result, though
+            lists may select less of it. Symbolic sizes count as in the run that was compiled for.
+    """
+
+    buffer: str
+    shape: tuple[int | str, ...]
+    dtype: str
+    num_bytes: int
+
+
+@dataclass(frozen=True)
 class CapturedGraph:
     """One compilation by Inductor.
 
@@ -34,6 +53,9 @@ class CapturedGraph:
         nodes: the calls of the graph that Inductor was given, after decomposition and partitioning.
         code: the generated Python module; empty when there was nothing to generate.
         launch_nodes: handle of a launch in ``code`` -> the calls that it carries out, in graph order.
+        traffic: handle of a launch -> what it reads and what it writes; without an entry where that is unknown.
+        inputs: the names of the graph's inputs.
+        outputs: the graph's results, by the name that the backward has for those that it keeps.
     """
 
     index: int
@@ -41,6 +63,9 @@ class CapturedGraph:
     nodes: tuple[CapturedNode, ...]
     code: str
     launch_nodes: dict[str, tuple[CapturedNode, ...]]
+    traffic: dict[str, tuple[tuple[TensorAccess, ...], tuple[TensorAccess, ...]]] = field(default_factory=dict)
+    inputs: tuple[str, ...] = ()
+    outputs: dict[str, TensorAccess] = field(default_factory=dict)
 
 
 def calls_of(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:

@@ -1,7 +1,8 @@
 """The private names of torch's compiler behind `compile` and `explain`; the other half of `_inductor_compat.py`.
 
 :class:`CaptureBackend` compiles as ``backend="inductor"`` does and keeps what was generated, :func:`fresh_compiles`
-keeps caches out of the way, :func:`graph_breaks` collects graph breaks. Checked on torch 2.11 and 2.13.
+keeps caches out of the way, :func:`graph_breaks` collects graph breaks, :func:`recompiles` recompilations. Checked on
+torch 2.11 and 2.13.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,8 +19,9 @@ import torch
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass
 from torch._inductor.custom_graph_pass import get_hash_for_files as get_hash_for_files
+from torch.utils._pytree import tree_leaves
 
-from ._captured import CapturedGraph, calls_of, captured
+from ._captured import CapturedGraph, TensorAccess, calls_of, captured
 
 
 def expand_mode(mode: str | None, dynamic: bool | None) -> dict[str, Any]:
@@ -80,20 +83,29 @@ _BREAK = re.compile(
     r"Graph Break Reason: (?P<reason>.*?)(?:\n\n(?:Stack variable source attribution|User code traceback):|\Z)",
     re.DOTALL,
 )
+_FRAME = re.compile(r'^  File "(?P<file>.+?)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
 # What Dynamo was doing when it met the cause; the cause follows.
 _PREAMBLE = re.compile(r"\A(?:Encountered graph break when|Failed to handle graph break)[^\n]*\n\n")
 
 
 @contextlib.contextmanager
 def graph_breaks() -> Iterator[list[tuple[str, int, str]]]:
-    """Yields a list that fills with (file, line, reason) of every graph break, frames skipped whole included."""
+    """Yields a list that fills with (file, line, reason) of every graph break, frames skipped whole included.
+
+    Of a break inside a called function, a library's for example, the reason ends with the calls that led there.
+    """
     found: list[tuple[str, int, str]] = []
+    callers: dict[tuple[str, int], str] = {}
 
     class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            match = _BREAK.search(record.getMessage())
+            message = record.getMessage()
+            match = _BREAK.search(message)
             if match:
-                found.append((match["file"], int(match["line"]), _PREAMBLE.sub("", match["reason"]).strip()))
+                place = match["file"], int(match["line"])
+                # The stack stands in the first of the records of one break.
+                path = callers.setdefault(place, _callers(message.partition("\nUser code traceback:")[2]))
+                found.append((*place, _PREAMBLE.sub("", match["reason"]).strip() + path))
 
     # The log is the only place that also sees frames which break before they have a graph.
     log = torch._logging.getArtifactLogger("torch._dynamo.symbolic_convert", "graph_breaks")
@@ -107,6 +119,185 @@ def graph_breaks() -> Iterator[list[tuple[str, int, str]]]:
         log.removeHandler(handler)
         log.setLevel(level)
         log.propagate, log.disabled = propagate, disabled
+
+
+def _callers(stack: str) -> str:
+    """The calls between the explained function's caller and the place of a break, as a last line of its reason."""
+    traced: list[re.Match[str]] = []
+    for frame in _FRAME.finditer(stack):
+        traced = [] if frame["function"].startswith("explained_") else [*traced, frame]
+    calls = ", ".join(f"{frame['function']} ({frame['file']}:{frame['line']})" for frame in traced[:-1])
+    return f"\nCalled by: {calls}" if calls else ""
+
+
+_FAILED_GUARD = re.compile(r"^ +- (?P<entry>\d+/\d+\S*): (?P<reason>.*?)(?: +# .*)?$", re.MULTILINE)
+
+
+@contextlib.contextmanager
+def recompiles() -> Iterator[list[tuple[str, ...]]]:
+    """Yields a list that fills with the failed guards of every recompilation, those of the latest compilation first."""
+    found: list[tuple[str, ...]] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            reasons = [match["reason"] for match in _FAILED_GUARD.finditer(record.getMessage())]
+            # What somebody else compiled with the same code is no compilation of ours.
+            ours = [reason for reason in reasons if not reason.startswith("BACKEND_MATCH")]
+            if ours or not reasons:
+                found.append(tuple(dict.fromkeys(ours)) or ("for a reason that Dynamo does not tell",))
+
+    # Dynamo works the reasons out only where this log is on; its own handlers would print them.
+    log = torch._logging.getArtifactLogger("torch._dynamo.guards", "recompiles")
+    names = torch._logging._internal.log_state.artifact_names
+    before, level, propagate, disabled = set(names), log.level, log.propagate, log.disabled
+    handlers, log.handlers = log.handlers, [Collector()]
+    log.setLevel(logging.DEBUG)
+    log.propagate, log.disabled = False, False
+    names.add("recompiles")
+    names.discard("recompiles_verbose")
+    try:
+        yield found
+    finally:
+        names.clear()
+        names.update(before)
+        log.handlers = handlers
+        log.setLevel(level)
+        log.propagate, log.disabled = propagate, disabled
+
+
+@contextlib.contextmanager
+def _schedules() -> Iterator[dict[str, Any]]:
+    """Yields a table that fills with handle of a launch -> the scheduler's nodes in it, or the IR node of a call."""
+    from torch._inductor import debug
+    from torch._inductor.codegen import cpp, triton
+
+    found: dict[str, Any] = {}
+    # What numbers the launches also knows their nodes. A torch without it leaves the table empty: traffic is unknown.
+    name = "set_kernel_post_grad_provenance_tracing"
+    original: Any = getattr(debug, name, None)
+
+    def keep(schedule: Any, kernel_name: str, *args: Any, **kwargs: Any) -> Any:
+        number = original(schedule, kernel_name, *args, **kwargs)
+        found[f"{kernel_name}:{number}"] = list(schedule) if isinstance(schedule, (list, tuple)) else schedule
+        return number
+
+    # Imported by name, hence three times the same function.
+    holders = [module for module in (debug, cpp, triton) if original and getattr(module, name, None) is original]
+    for module in holders:
+        setattr(module, name, keep)
+    try:
+        yield found
+    finally:
+        for module in holders:
+            setattr(module, name, original)
+
+
+Accesses = tuple[TensorAccess, ...]
+# Buffer -> the number of elements that are touched, by each way of touching it.
+Touched = dict[str, dict[Any, Any]]
+
+
+def _traffic(schedules: dict[str, Any]) -> tuple[dict[str, tuple[Accesses, Accesses]], dict[str, TensorAccess]]:
+    """What every launch reads and writes, each tensor once, and the results of the graph that is being generated."""
+    from torch._inductor.virtualized import V
+
+    graph = V.graph
+    found: dict[str, tuple[Accesses, Accesses]] = {}
+    outputs: dict[str, TensorAccess] = {}
+    # A report must not stop the compilation that it tells of, whatever became of the names below.
+    missing = contextlib.suppress(Exception)
+    for handle, schedule in schedules.items():
+        with missing:
+            reads, writes = (_of_kernel if isinstance(schedule, list) else _of_call)(graph, schedule)
+            found[handle] = tuple(_accesses(graph, reads)), tuple(_accesses(graph, writes))
+    with missing:
+        (result,) = (node for node in graph.graph.nodes if node.op == "output")
+        for node, value in zip(tree_leaves(result.args), graph.graph_outputs, strict=True):
+            if isinstance(node, torch.fx.Node) and (name := value.maybe_get_name()):
+                whole = {_storage(graph, name): {None: math.prod(value.get_size())}}
+                outputs.update((node.name, access) for access in _accesses(graph, whole))
+    return found, outputs
+
+
+def _of_kernel(graph: Any, schedule: list[Any]) -> tuple[Touched, Touched]:
+    from torch._inductor.dependencies import MemoryDep, StarDep, WeakDep
+
+    leaves = [leaf for node in schedule if hasattr(node, "get_nodes") for leaf in node.get_nodes()]
+    mutations = {name for leaf in leaves for out in leaf.get_outputs() for name in out.get_mutations()}
+    mutated = {_storage(graph, name) for name in mutations}
+    unstored = {*graph.removed_buffers, *graph.inplaced_to_remove}
+    made: set[str] = set()
+    reads: Touched = {}
+    writes: Touched = {}
+
+    def touch(into: Touched, dep: Any) -> None:
+        numel, way = dep.get_numel(), None
+        if isinstance(dep, MemoryDep):
+            if dep.is_indirect():
+                numel = math.prod(dep.size)
+            normal = dep.normalize()
+            way = (dep.name, normal.index, normal.size)
+        into.setdefault(_storage(graph, dep.name), {})[way] = numel
+
+    for leaf in leaves:
+        for dep in leaf.read_writes.reads:
+            name = _storage(graph, dep.name)
+            only_order = isinstance(dep, WeakDep) or (isinstance(dep, StarDep) and name in mutated)
+            # What the kernel itself made is still at hand.
+            if not only_order and name not in made:
+                touch(reads, dep)
+        for dep in leaf.read_writes.writes:
+            made.add(_storage(graph, dep.name))
+            if dep.name not in unstored:
+                touch(writes, dep)
+    return reads, writes
+
+
+def _of_call(graph: Any, node: Any) -> tuple[Touched, Touched]:
+    from torch._inductor import ir
+
+    reads: Touched = {}
+    writes: Touched = {}
+    for operand in tree_leaves((list(node.inputs), list(node.constant_args), node.kwargs)):
+        if isinstance(operand, ir.IRNode) and (name := operand.maybe_get_name()):
+            size = tuple(operand.get_size())
+            reads.setdefault(_storage(graph, name), {})[size] = math.prod(size)
+    outputs = [output for output in tree_leaves(getattr(node, "outputs", ())) if isinstance(output, ir.Buffer)]
+    for name in (*(output.get_name() for output in outputs or [node]), *node.get_mutation_names()):
+        if _is_tensor(graph, name):
+            writes.setdefault(_storage(graph, name), {})[name] = graph.get_numel(name)
+    return reads, writes
+
+
+def _storage(graph: Any, name: str) -> str:
+    """The buffer whose memory ``name`` is: a mutated one has a name per version, and a part of a cat one of its own."""
+    from torch._inductor import ir
+
+    name = graph.scheduler.mutation_real_name.get(name, name)
+    layout = graph.try_get_buffer(name).get_output_spec() if _is_tensor(graph, name) else None
+    return _storage(graph, layout.view.get_name()) if isinstance(layout, ir.NonOwningLayout) else name
+
+
+def _is_tensor(graph: Any, name: str) -> bool:
+    from torch._inductor import ir
+
+    buffer = graph.try_get_buffer(name)
+    return buffer is not None and isinstance(buffer.get_output_spec(), ir.Layout)
+
+
+def _accesses(graph: Any, touched: Touched) -> Iterator[TensorAccess]:
+    def hint(size: Any) -> int:
+        return int(graph.sizevars.optimization_hint(size, fallback=0))
+
+    for name, ways in touched.items():
+        if not _is_tensor(graph, name):
+            continue
+        buffer = graph.try_get_buffer(name)
+        dtype, sizes = buffer.get_dtype(), buffer.get_size()
+        # Two ways of touching may meet the same elements, but there are no more than all.
+        elements = min(sum(map(hint, ways.values())), hint(graph.get_numel(name)))
+        shape = tuple(str(size) if getattr(size, "free_symbols", ()) else int(size) for size in sizes)
+        yield TensorAccess(name, shape, str(dtype).removeprefix("torch."), elements * dtype.itemsize)
 
 
 class CaptureBackend:
@@ -140,16 +331,22 @@ class CaptureBackend:
         nodes = tuple(captured(node) for node in calls_of(gm))
         codes: list[str] = []
         launches: dict[str, list[str]] = {}
+        traffic: dict[str, tuple[Accesses, Accesses]] = {}
+        outputs: dict[str, TensorAccess] = {}
 
         def keep(code: str) -> None:
             codes.append(code)
+            moved, results = _traffic(schedules)
+            traffic.update(moved)
+            outputs.update(results)
             # Inductor clears this table when the compilation ends.
             launches.update(debug._inductor_triton_kernel_to_post_grad_node_info)
 
         previous = GraphLowering.save_output_code
         GraphLowering.save_output_code = staticmethod(keep)
         try:
-            compiled = compile_fx_inner(gm, example_inputs, **kwargs)
+            with _schedules() as schedules:
+                compiled = compile_fx_inner(gm, example_inputs, **kwargs)
         finally:
             GraphLowering.save_output_code = previous
         # Post-grad passes changed the graph in place; kernels speak of the nodes after them.
@@ -157,5 +354,22 @@ class CaptureBackend:
         launch_nodes = {
             handle: tuple(node for node in after if node.name in names) for handle, names in launches.items()
         }
-        self.graphs.append(CapturedGraph(index, direction, nodes, codes[-1] if codes else "", launch_nodes))
+        inputs = tuple(node.name for node in gm.graph.nodes if node.op == "placeholder")
+        code = codes[-1] if codes else ""
+        self.graphs.append(CapturedGraph(index, direction, nodes, code, launch_nodes, traffic, inputs, outputs))
         return compiled
+
+
+# Export part.
+
+
+def compile_package(exported: torch.export.ExportedProgram, path: str, options: dict[str, Any]) -> None:
+    """AOTInductor's package of a program, written to ``path``."""
+    torch._inductor.aoti_compile_and_package(exported, package_path=path, inductor_configs=options)
+
+
+def symbolic_composites() -> contextlib.AbstractContextManager[Any]:
+    """Composite operators such as matmul keep symbolic sizes while traced; in C++ some of them make them constants."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    return enable_python_dispatcher()

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 import torch
+
+# Under its own name only where the package is installed; by either name it is registered once.
+PLUGIN = "vsa_inductor_pytest" if importlib.util.find_spec("vsa_inductor_pytest") else "vsa_inductor.pytest_plugin"
+pytest_plugins = ["pytester", PLUGIN]
 
 LEAST_CAPABILITY = (8, 0)
 
