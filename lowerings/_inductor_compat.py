@@ -1,7 +1,7 @@
 """Every private name of torch's compiler that vsa_inductor uses, and nothing else.
 
 No other file of the package touches a private ``torch._inductor``, ``torch._dynamo`` or ``torch._functorch`` name, so
-that a new torch is checked by reading this file. Checked on torch 2.11 and 2.13.
+that a new torch is checked by reading this file. Checked on torch 2.11, 2.13 and 2.14.1.
 
 Parts: capture for `explain`, lowerings, formulas, and what stands around a call in its graph.
 """
@@ -9,47 +9,90 @@ Parts: capture for `explain`, lowerings, formulas, and what stands around a call
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
+import math
+import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._inductor import config as inductor_config
-from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass
-from torch._inductor.custom_graph_pass import get_hash_for_files as get_hash_for_files
 
 from ._formula import Formula, OtherForm, Ranges, folded, position_in
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Lowering part: what the files of this room build their IR from. A missing name raises here, at registration, and the
-# operator falls back to its next tier.
+# Lowering part: what the files of this room build their IR from.
+
+# Module of torch._inductor -> what lowerings read there while they run. Registration looks all of it up: a name that
+# this torch lacks costs the operators a tier, and does not end a compilation halfway.
+NEEDED = {
+    "config": ("patch",),
+    "graph": (
+        "GraphLowering.register_buffer",
+        "GraphLowering.register_operation",
+        "GraphLowering.run_node",
+        "GraphLowering.try_get_buffer",
+    ),
+    "ir": (
+        "BaseView.unwrap_view",
+        "Buffer.freeze_layout",
+        "Buffer.get_defining_op",
+        "Buffer.get_name",
+        "Buffer.get_origin_node",
+        "Buffer.get_output_spec",
+        "Buffer.get_stride",
+        "Buffer.make_indexer",
+        "Buffer.make_loader",
+        "ComputedBuffer.get_read_names",
+        "ExternKernel.copy_input",
+        "ExternKernel.require_contiguous",
+        "ExternKernel.require_exact_strides",
+        "FallbackKernel",
+        "FlexibleLayout.allow_indexing",
+        "Loops",
+        "MutationLayoutSHOULDREMOVE",
+        "Pointwise.create",
+        "Reduction",
+        "Scatter",
+        "StorageBox.realize",
+        "TensorBox",
+    ),
+    "lowering": ("fallback_handler", "lowerings", "pointwise_cat", "register_lowering"),
+    "ops_handler": ("DefaultHandler",),
+    "sizevars": ("SizeVarAllocator.statically_known_leq",),
+    "virtualized": ("V.graph", "V.set_current_node", "V.set_graph_handler", "V.set_ops_handler", "ops"),
+}
+
+
+def check_names() -> None:
+    """Raises AttributeError or ImportError, with the name, where this torch lacks something of :data:`NEEDED`."""
+    for module, names in NEEDED.items():
+        found = _ir() if module == "ir" else importlib.import_module(f"torch._inductor.{module}")
+        for name in names:
+            operator.attrgetter(name)(found)
 
 
 def register(op: torch._ops.OpOverload, lowering: Callable[..., Any]) -> None:
     """Makes ``lowering`` the way Inductor builds ``op``; arguments arrive as IR boxes and sympy sizes."""
     from torch._inductor.lowering import register_lowering
 
-    for name in (
-        "ComputedBuffer",
-        "ExternKernel",
-        "FallbackKernel",
-        "MutationLayoutSHOULDREMOVE",
-        "Pointwise",
-        "Scatter",
-    ):
-        getattr(_ir(), name)
+    check_names()
     register_lowering(op, type_promotion_kind=None)(lowering)
 
 
 def unregister(op: torch._ops.OpOverload) -> None:
     """Takes away the lowering of ``op``, and the fallback that Inductor made for it while it had none."""
-    from torch._inductor import decomposition, lowering
-
-    lowering.lowerings.pop(op, None)
-    lowering.fallbacks.discard(op)
-    lowering._maybe_layout_constraints.pop(op, None)
-    decomposition.decompositions.pop(op, None)
-    decomposition.fast_random_decomps.cache_clear()
+    tables: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
+        ("lowering", "lowerings.pop", (op, None)),
+        ("lowering", "fallbacks.discard", (op,)),
+        ("lowering", "_maybe_layout_constraints.pop", (op, None)),
+        ("decomposition", "decompositions.pop", (op, None)),
+        ("decomposition", "fast_random_decomps.cache_clear", ()),
+    )
+    for module, name, arguments in tables:
+        # A table that this torch does not have holds nothing.
+        with contextlib.suppress(AttributeError, ImportError):
+            operator.attrgetter(name)(importlib.import_module(f"torch._inductor.{module}"))(*arguments)
 
 
 def register_decomposition(op: torch._ops.OpOverload, decomposition: Callable[..., Any]) -> None:
@@ -59,13 +102,6 @@ def register_decomposition(op: torch._ops.OpOverload, decomposition: Callable[..
     decompositions[op] = decomposition
     # Inductor keeps a copy of the table from its first compilation on.
     fast_random_decomps.cache_clear()
-
-
-def append_cache_key_tag(tag: str) -> None:
-    """Adds ``tag`` to what every compile cache hashes; what others put there stays."""
-    config = torch.compiler.config
-    if tag not in config.cache_key_tag:
-        config.cache_key_tag = f"{config.cache_key_tag};{tag}" if config.cache_key_tag else tag
 
 
 def _ir() -> Any:
@@ -144,27 +180,43 @@ def pointwise(size: Sequence[Any], like: Any, element: Callable[[Sequence[Any]],
     return _ir().Pointwise.create(device=like.get_device(), dtype=like.get_dtype(), inner_fn=element, ranges=list(size))
 
 
-def position(table: Any, extent: Any) -> Callable[[Any], Any]:
-    """From an index into the int ``table`` to the index stored there, 0..extent-1, unchecked."""
+def position(table: Any, extent: Any, indexed: Any) -> Callable[[Any], Any]:
+    """From an index into the int ``table`` to the index into ``indexed`` stored there, 0..extent-1, unchecked."""
     from torch._inductor.virtualized import ops
 
-    load = table.make_loader()
-    return lambda index: ops.indirect_indexing(load([index]), extent, check=False, wrap_neg=False)
+    load = _index_loader(table, indexed)
+    return lambda index: ops.indirect_indexing(load(index), extent, check=False, wrap_neg=False)
 
 
-def optional_position(table: Any, extent: Any) -> Callable[[Any], tuple[Any, Any]]:
+def optional_position(table: Any, extent: Any, indexed: Any) -> Callable[[Any], tuple[Any, Any]]:
     """Like :func:`position`, for a table that may hold -1: the position, 0 for -1, and whether there is one."""
     from torch._inductor.virtualized import ops
 
-    load = table.make_loader()
+    load = _index_loader(table, indexed)
 
     def position_of(index: Any) -> tuple[Any, Any]:
-        value = load([index])
-        zero = ops.constant(0, table.get_dtype())
+        value = load(index)
+        zero = ops.constant(0, _index_dtype(table, indexed))
         # Made here and not in the masked body: an indirect index is computed for every lane.
         return ops.indirect_indexing(ops.maximum(value, zero), extent, check=False, wrap_neg=False), ops.ge(value, zero)
 
     return position_of
+
+
+def _index_loader(table: Any, indexed: Any) -> Callable[[Any], Any]:
+    from torch._inductor.virtualized import ops
+
+    load, dtype = table.make_loader(), _index_dtype(table, indexed)
+    if dtype == table.get_dtype():
+        return lambda index: load([index])
+    return lambda index: ops.to_dtype(load([index]), dtype)
+
+
+def _index_dtype(table: Any, indexed: Any) -> torch.dtype:
+    """Generated code computes an offset in the dtype of the index: int64 unless every offset fits the table's."""
+    dtype, sizes = table.get_dtype(), _graph().sizevars
+    fits = sizes.statically_known_leq(math.prod(indexed.get_size()), torch.iinfo(dtype).max)
+    return dtype if fits else torch.int64
 
 
 def where_present(present: Any, load: Callable[[], Any]) -> Any:
@@ -483,6 +535,7 @@ def trial(
     stay whole, pointwise work is not materialised, the real graph sees nothing of it. ``substitute`` may name another
     lowering for a call; complex inputs are real, with a last axis of two. Raises OtherForm where it fails.
     """
+    from torch._inductor import config
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
 
@@ -509,7 +562,7 @@ def trial(
     lowering = GraphLowering(torch.fx.GraphModule({}, graph), values, shape_env=V.graph._shape_env)
     lowering.args_iter = iter(values)
     with (
-        inductor_config.patch(whole),
+        config.patch(whole),
         V.graph._shape_env.suppress_guards(),
         V.set_graph_handler(lowering),
         V.set_current_node(None),

@@ -29,7 +29,7 @@ def rows_of_tokens(rows: Any, token_slot: Any, slot_token: Any, block_size: int)
     """One row per block, given to every token of the block: ``[B, H, N, D]`` -> ``[B, S, H, D]``."""
     B, H, _, D = rows.get_size()
     (S,), (S_pad,) = token_slot.get_size(), slot_token.get_size()
-    load, slot_of = rows.make_loader(), compat.position(token_slot, S_pad)
+    load, slot_of = rows.make_loader(), compat.position(token_slot, S_pad, rows)
 
     def element(index: Any) -> Any:
         return load([index[0], index[2], FloorDiv(slot_of(index[1]), block_size), index[3]])

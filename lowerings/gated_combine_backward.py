@@ -78,7 +78,7 @@ def _generate(
 def _delta(out: Any, tiles: Any, slot_token: Any, wide: torch.dtype) -> Any:
     """Row sums of the product ``[B, H, S_pad]``; zero in empty slots, whatever stands there."""
     load, (present_extent,) = out.make_loader(), slot_token.get_size()
-    token_of = compat.optional_position(slot_token, present_extent)
+    token_of = compat.optional_position(slot_token, present_extent, out)
 
     def element(index: Any) -> Any:
         _, present = token_of(index[2])
@@ -92,7 +92,7 @@ def _delta(out: Any, tiles: Any, slot_token: Any, wide: torch.dtype) -> Any:
 def _block_sums(x: Any, slot_token: Any, num_blocks: Any, block_size: int) -> Any:
     """Sums of raster ``x [B, S, H, D]`` over each block's tokens: ``[B, H, N, D]``."""
     B, S, H, D = x.get_size()
-    load, token_of = x.make_loader(), compat.optional_position(slot_token, S)
+    load, token_of = x.make_loader(), compat.optional_position(slot_token, S, x)
 
     def element(index: Any) -> Any:
         token, present = token_of(index[2] * block_size + index[3])

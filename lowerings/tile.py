@@ -35,7 +35,7 @@ def scatter(x: Any, token_slot: Any, slot_token: Any) -> Any:
     (S_pad,) = slot_token.get_size()
     make = compat.uninitialised if S_pad == S else compat.zeros
     out = make((B, H, S_pad, D), like=x)
-    slot_of = compat.position(token_slot, S_pad)
+    slot_of = compat.position(token_slot, S_pad, out)
     compat.scatter(out, x, lambda index: [index[0], index[2], slot_of(index[1]), index[3]])
     return out
 
@@ -44,7 +44,7 @@ def gather(x: Any, slot_token: Any) -> Any:
     """One masked load per slot."""
     B, S, H, D = x.get_size()
     (S_pad,) = slot_token.get_size()
-    load, token_of = x.make_loader(), compat.optional_position(slot_token, S)
+    load, token_of = x.make_loader(), compat.optional_position(slot_token, S, x)
 
     def element(index: Any) -> Any:
         token, present = token_of(index[2])

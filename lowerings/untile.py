@@ -22,13 +22,13 @@ def gather(x: Any, token_slot: Any) -> Any:
     """One load per token."""
     B, H, S_pad, D = x.get_size()
     (S,) = token_slot.get_size()
-    load, slot_of = x.make_loader(), compat.position(token_slot, S_pad)
+    load, slot_of = x.make_loader(), compat.position(token_slot, S_pad, x)
     return compat.pointwise((B, S, H, D), x, lambda index: load([index[0], index[2], slot_of(index[1]), index[3]]))
 
 
 def decompose(x: torch.Tensor, token_slot: torch.Tensor, slot_token: torch.Tensor) -> torch.Tensor:
-    """The gather in ATen."""
-    return x.transpose(1, 2).index_select(1, token_slot)
+    """The gather in ATen. Offsets are computed in the dtype of the index, which must hold them."""
+    return x.transpose(1, 2).index_select(1, token_slot.long())
 
 
 OP = torch.ops.vsa.untile.default

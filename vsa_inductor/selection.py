@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from .errors import ArgumentError
 
@@ -66,7 +67,17 @@ def num_kept_blocks(sparsity: float, num_blocks: int) -> int:
     Args:
         sparsity: share of kv blocks left out, 0..1.
         num_blocks: N, for packed sequences the video's blocks only; may be symbolic.
+
+    Returns:
+        k, 1..N. Inside a compiled function whose sparsity changes from call to call: an unbacked size, so that the
+        graph serves every sparsity.
     """
+    if torch.compiler.is_compiling() and not has_static_value(sparsity):
+        # Arithmetic on a tensor is what torch keeps of a float that is not constant.
+        kept = torch.ops.vsa.num_kept_blocks(torch.ones((), dtype=torch.float64) - sparsity, num_blocks)
+        torch._check(kept >= 1)
+        torch._check(kept <= num_blocks)
+        return kept
     return max(1, min(math.ceil((1 - sparsity) * num_blocks), num_blocks))
 
 

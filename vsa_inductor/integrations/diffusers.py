@@ -155,6 +155,23 @@ class SparsifyHandle:
         self.model = model
 
     @property
+    def sparsity(self) -> float:
+        """Share of key/value tiles left out; may be set between steps, as training schedules do. A compiled model is
+        compiled once more for the first change, and not again."""
+        return self._processors()[0].sparsity
+
+    @sparsity.setter
+    def sparsity(self, sparsity: float) -> None:
+        _check_sparsity(sparsity)
+        for processor in self._processors():
+            processor.sparsity = float(sparsity)
+
+    def _processors(self) -> list[VideoSparseProcessor]:
+        if not self.active:
+            raise ArgumentError("model", "a model that was restored", "a sparsified model")
+        return [block.attn1.processor for block in self.model.blocks]
+
+    @property
     def active(self) -> bool:
         """Whether the model is still sparsified."""
         return isinstance(self.model.rope, GeometryRope)
@@ -238,8 +255,7 @@ def sparsify(
         ArgumentError: a model that is not supported or already sparsified, or a value that is not allowed.
     """
     _check_model(model)
-    if isinstance(sparsity, bool) or not isinstance(sparsity, int | float) or not 0 <= sparsity <= 1:
-        raise ArgumentError("sparsity", repr(sparsity), "a number 0..1")
+    _check_sparsity(sparsity)
     if gate is not None and gate != LEARNED and (isinstance(gate, str | bool) or gate != 1.0):
         raise ArgumentError("gate", repr(gate), f'None, 1.0 or "{LEARNED}"')
     if len(tile) != 3 or min(tile) < 1 or tile[0] * tile[1] * tile[2] not in BLOCK_SIZES:
@@ -265,6 +281,11 @@ def _zero_gate(attn: Any) -> nn.Linear:
     nn.init.zeros_(layer.bias)
     layer.train(attn.training)
     return layer
+
+
+def _check_sparsity(sparsity: Any) -> None:
+    if isinstance(sparsity, bool) or not isinstance(sparsity, int | float) or not 0 <= sparsity <= 1:
+        raise ArgumentError("sparsity", repr(sparsity), "a number 0..1")
 
 
 def _check_model(model: Any) -> None:

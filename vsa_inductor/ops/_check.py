@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from ..errors import ArgumentError
 
 FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def differ(given: int, expected: int) -> bool:
+    """Whether two sizes are known to differ. Of unbacked sizes, which may, the graph asserts equality when it runs."""
+    different = given != expected
+    # Dynamo takes a symbolic comparison for a bool.
+    if torch.compiler.is_dynamo_compiling() or isinstance(different, torch.SymBool):
+        different = guard_or_false(different)
+        if not different:
+            torch._check(given == expected)
+    return different
 
 
 def rank(name: str, x: Tensor, layout: str) -> None:
@@ -33,7 +45,7 @@ def same_device(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
 
 def size(name: str, given: int, what: str, expected: int) -> None:
     """One size that another argument fixes. ``what`` names that argument's size."""
-    if given != expected:
+    if differ(given, expected):
         raise ArgumentError(name, given, f"{what}, {expected}")
 
 
@@ -41,7 +53,7 @@ def whole_blocks(name: str, slots: int, block_size: int) -> None:
     """``slots`` are whole blocks of a size that the attention kernels have."""
     if block_size not in (64, 128, 256):
         raise ArgumentError("block_size", block_size, "64, 128 or 256")
-    if slots % block_size != 0:
+    if differ(slots % block_size, 0):
         raise ArgumentError(name, slots, f"a multiple of block_size, {block_size}")
 
 
@@ -74,9 +86,9 @@ def block_lists(
     )
     for name, x in (("kv_indices", kv_indices), ("kv_num_blocks", kv_num_blocks)):
         for axis, what, expected in rows:
-            if x.shape[axis] != expected:
+            if differ(x.shape[axis], expected):
                 size(f"{name}.shape[{axis}]", x.shape[axis], what, expected)
-    if kv_block_sizes.shape[0] != num_kv_blocks:
+    if differ(kv_block_sizes.shape[0], num_kv_blocks):
         size("kv_block_sizes.shape[0]", kv_block_sizes.shape[0], "the number of kv blocks", num_kv_blocks)
 
 
@@ -92,12 +104,12 @@ def operands(q: Tensor, k: Tensor, v: Tensor, layout: str, heads: int) -> None:
             raise ArgumentError(name, x.dtype, f"the dtype of q, {q.dtype}")
         if x.device != q.device:
             same_device(name, x, "q", q)
-        if x.shape[0] != q.shape[0]:
+        if differ(x.shape[0], q.shape[0]):
             size(f"{name}.shape[0]", x.shape[0], "the batch of q", q.shape[0])
         if x.shape[3] != q.shape[3]:
             size(f"{name}.shape[3]", x.shape[3], "the head dim of q", q.shape[3])
     H_q, H_kv = q.shape[heads], k.shape[heads]
-    if v.shape[heads] != H_kv:
+    if differ(v.shape[heads], H_kv):
         size(f"v.shape[{heads}]", v.shape[heads], "the heads of k", H_kv)
     if q.shape[3] == 0:
         raise ArgumentError("q.shape[3]", 0, "a head dim >= 1")
@@ -111,9 +123,9 @@ def attention_operands(q: Tensor, k: Tensor, v: Tensor, block_size: int) -> tupl
     if block_size not in (64, 128, 256):
         raise ArgumentError("block_size", block_size, "64, 128 or 256")
     S_q, S_kv = q.shape[2], k.shape[2]
-    if v.shape[2] != S_kv:
+    if differ(v.shape[2], S_kv):
         size("v.shape[2]", v.shape[2], "the slots of k", S_kv)
     for name, slots in (("q", S_q), ("k", S_kv)):
-        if slots % block_size != 0:
+        if differ(slots % block_size, 0):
             raise ArgumentError(f"{name}.shape[2]", slots, f"a multiple of block_size, {block_size}")
     return S_q // block_size, S_kv // block_size

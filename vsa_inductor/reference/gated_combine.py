@@ -22,4 +22,4 @@ def gated_combine(
 
 def rows_of_tokens(rows: Tensor, token_slot: Tensor, block_size: int) -> Tensor:
     """One row per block, given to every token of the block: ``[B, H, N, D]`` -> ``[B, S, H, D]``."""
-    return rows.transpose(1, 2).index_select(1, token_slot // block_size)
+    return rows.transpose(1, 2).index_select(1, (token_slot // block_size).long())

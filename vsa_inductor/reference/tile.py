@@ -8,7 +8,7 @@ from torch import Tensor
 
 def tile(x: Tensor, token_slot: Tensor, slot_token: Tensor) -> Tensor:
     """``[B, S, H, D]`` -> contiguous ``[B, H, S_pad, D]``. Reads only ``slot_token``; ``token_slot`` is its inverse."""
-    tiled = x.transpose(1, 2).index_select(2, slot_token.clamp(min=0))
+    tiled = x.transpose(1, 2).index_select(2, slot_token.clamp(min=0).long())
     # Not in place: decompositions trace it.
     return tiled.masked_fill((slot_token < 0)[:, None], 0).contiguous()
 
