@@ -235,7 +235,7 @@ def _of_kernel(graph: Any, schedule: list[Any]) -> tuple[Touched, Touched]:
         if isinstance(dep, MemoryDep):
             if dep.is_indirect():
                 numel = math.prod(dep.size)
-            normal = dep.normalize()
+            normal = dep.normalize_with_stride_order()
             way = (dep.name, normal.index, normal.size)
         into.setdefault(_storage(graph, dep.name), {})[way] = numel
 

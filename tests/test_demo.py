@@ -220,7 +220,8 @@ def test_exit_status_tells_whether_the_loss_fell(monkeypatch, capsys, tmp_path, 
     out = tmp_path / "a" / "b"
     assert main(["demo", "--video", str(video), "--out", str(out), "--device", "cpu", "--gate", "none"]) == status
     assert ("did not fall" in capsys.readouterr().err) == (status == 1)
-    assert {path.name for path in out.iterdir()} == {"report.json", "loss.csv", "loss.png", "tiles.png"}
+    written = {"report.json", "report.html", "loss.csv", "loss.png", "tiles.png"}
+    assert {path.name for path in out.iterdir()} == written
 
 
 def test_the_whole_demo(monkeypatch, capsys, tmp_path, video):

@@ -280,7 +280,7 @@ def test_which_path_the_prologue_took(recognised: bool, monkeypatch: pytest.Monk
     assert "un-tile, backward of RMSNorm per head, interleaved RoPE" in {
         call.instead_of for call in report.opaque_calls
     }
-    assert "<- vsa_inductor: RMSNorm per head, interleaved RoPE" in str(report)
+    assert "<- vsa_inductor: RMSNorm per head, interleaved RoPE" in " ".join(str(report).split())
 
 
 def test_page_and_document(block_report: RegionReport) -> None:

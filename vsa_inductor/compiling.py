@@ -24,6 +24,7 @@ from .reporting import (
     CompiledDirection,
     CompiledGraph,
     GraphBreak,
+    GraphOutput,
     OpTier,
     RegionReport,
 )
@@ -312,7 +313,8 @@ def _report(backend: compat.CaptureBackend, breaks: list[tuple[str, int, str]], 
     located = {(file, line): GraphBreak(file, line, reason) for file, line, reason in breaks}
     firsts = (part for part in backend.graphs if part.direction != "backward")
     uses = [_use(part, node) for part in firsts for node in part.nodes if node.op == "vsa.attention"]
-    return RegionReport(graphs, tuple(located.values()), tuple(uses), (*notes, *_notes(backend.graphs)))
+    notes = [*notes, *_notes(backend.graphs)]
+    return RegionReport(graphs, tuple(located.values()), tuple(uses), tuple(notes), str(torch.__version__))
 
 
 def _direction(part: compat.CapturedGraph) -> CompiledDirection:
@@ -327,8 +329,12 @@ def _direction(part: compat.CapturedGraph) -> CompiledDirection:
         fused = tuple(dict.fromkeys(node.origin for node in nodes)) if nodes else call.operators
         sources = tuple(dict.fromkeys(node.source for node in nodes if node.source))
         ours = call.kind == "opaque" and call.name.startswith(f"{NAMESPACE}.")
-        calls.append(Call(part.index, part.direction, call.kind, call.name, ours, fused, sources, call.instead_of))
-    return CompiledDirection(part.direction, tuple(calls), tuple(_tiers(part, calls)), part.code)
+        moved = part.traffic.get(call.handle, (None, None))
+        what = (call.kind, call.name, ours, fused, sources, call.instead_of)
+        calls.append(Call(part.index, part.direction, *what, *moved))
+    outputs = tuple(GraphOutput(name, tensor) for name, tensor in part.outputs.items())
+    tiers = tuple(_tiers(part, calls))
+    return CompiledDirection(part.direction, tuple(calls), tiers, part.code, part.inputs, outputs)
 
 
 def _tiers(part: compat.CapturedGraph, calls: list[Call]) -> Iterator[OpTier]:

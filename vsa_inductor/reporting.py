@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .lowerings._captured import TensorAccess
+
 if TYPE_CHECKING:
     from .backends.capability import Refusal
 
@@ -43,6 +45,8 @@ class Call:
         fused: the operators whose work it does, in graph order.
         sources: the calls of the traced program that they belong to; in the backward, those whose gradient they are.
         instead_of: in words, the work of the program that an operator of ours takes the place of.
+        reads, writes: the tensors that it moves, with bytes; None where this torch does not tell. What the bytes of a
+            kernel and of an operator mean: :class:`~vsa_inductor.lowerings._captured.TensorAccess`.
     """
 
     graph: int
@@ -53,10 +57,22 @@ class Call:
     fused: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     instead_of: str = ""
+    reads: tuple[TensorAccess, ...] | None = None
+    writes: tuple[TensorAccess, ...] | None = None
 
     @property
     def generated(self) -> bool:
         return self.kind not in ("opaque", "extern")
+
+    @property
+    def bytes_read(self) -> int | None:
+        """Bytes of :attr:`reads`; None when unknown."""
+        return None if self.reads is None else sum(access.num_bytes for access in self.reads)
+
+    @property
+    def bytes_written(self) -> int | None:
+        """Bytes of :attr:`writes`; None when unknown."""
+        return None if self.writes is None else sum(access.num_bytes for access in self.writes)
 
 
 @dataclass(frozen=True)
@@ -85,13 +101,53 @@ class BackendUse:
 
 
 @dataclass(frozen=True)
+class GraphOutput:
+    """A result of a generated module; ``name`` is also that of the backward's input, where it is kept for that."""
+
+    name: str
+    tensor: TensorAccess
+
+
+@dataclass(frozen=True)
 class CompiledDirection:
-    """One generated module: ``direction`` is ``"forward"``, ``"backward"`` or ``"inference"``."""
+    """One generated module.
+
+    Attributes:
+        direction: ``"forward"``, ``"backward"`` or ``"inference"``.
+        calls: in the order of execution.
+        tiers: how the operators of ours in it were compiled.
+        code: the generated Python module.
+        inputs: the names of its inputs, tensors and symbolic sizes.
+        outputs: its results.
+    """
 
     direction: str
     calls: tuple[Call, ...]
     tiers: tuple[OpTier, ...]
     code: str = field(repr=False)
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[GraphOutput, ...] = ()
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that the calls read, those of unknown traffic left out."""
+        return sum(call.bytes_read or 0 for call in self.calls)
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes that the calls write, those of unknown traffic left out."""
+        return sum(call.bytes_written or 0 for call in self.calls)
+
+    @property
+    def unknown(self) -> int:
+        """How many calls are of unknown traffic."""
+        return sum(call.reads is None for call in self.calls)
+
+    @property
+    def symbolic(self) -> bool:
+        """Whether a size among the tensors is symbolic, so that bytes are those of the compiled run."""
+        accesses = (access for call in self.calls for access in (*(call.reads or ()), *(call.writes or ())))
+        return any(isinstance(size, str) for access in accesses for size in access.shape)
 
 
 @dataclass(frozen=True)
@@ -100,6 +156,20 @@ class CompiledGraph:
 
     index: int
     directions: tuple[CompiledDirection, ...]
+
+    @property
+    def kept(self) -> tuple[GraphOutput, ...]:
+        """What the forward computes and keeps for the backward, each memory once; inputs that are kept are not."""
+        if [direction.direction for direction in self.directions] != ["forward", "backward"]:
+            return ()
+        forward, backward = self.directions
+        wanted, given = set(backward.inputs), set(forward.inputs)
+        kept = {
+            output.tensor.buffer: output
+            for output in forward.outputs
+            if output.name in wanted and output.tensor.buffer not in given
+        }
+        return tuple(kept.values())
 
 
 @dataclass(frozen=True)
@@ -111,12 +181,14 @@ class RegionReport:
         breaks: every graph break.
         backends: one entry per ``vsa::attention`` call.
         notes: sentences about what costs time or memory without being an error.
+        torch: the version that compiled it.
     """
 
     graphs: tuple[CompiledGraph, ...]
     breaks: tuple[GraphBreak, ...]
     backends: tuple[BackendUse, ...]
     notes: tuple[str, ...]
+    torch: str = ""
 
     @property
     def num_graphs(self) -> int:
@@ -146,19 +218,47 @@ class RegionReport:
         """Every refusal of a backend, once."""
         return tuple(dict.fromkeys(refusal for use in self.backends for refusal in use.refusals))
 
+    @property
+    def one_region(self) -> bool:
+        """One graph and no break."""
+        return self.num_graphs == 1 and not self.breaks
+
     def to_dict(self, code: bool = False) -> dict[str, Any]:
-        """The report as plain lists and dictionaries; ``code`` includes the generated modules."""
+        """The report as plain lists and dictionaries, all that :meth:`to_html` shows.
+
+        Keys: ``torch``, ``num_graphs``, ``one_region``, ``breaks`` [``file``, ``line``, ``reason``], ``backends``
+        [``graph``, ``node``, ``forward``, ``backward``, ``refusals`` [``backend``, ``direction``, ``sentence``]],
+        ``notes``, and ``graphs`` [``index``, ``kept``, ``directions``]. A direction has ``direction``, ``calls``,
+        ``tiers`` [``op``, ``count``, ``tier``, ``how``], ``inputs``, ``outputs`` [``name``, ``tensor``],
+        ``bytes_read``, ``bytes_written``, ``unknown`` and ``symbolic``; a call has the attributes of :class:`Call`,
+        ``bytes_read`` and ``bytes_written`` among them; a tensor ``buffer``, ``shape``, ``dtype``, ``num_bytes``.
+        Unknown bytes are None.
+
+        Args:
+            code: include the generated modules, as ``code`` of each direction.
+        """
         report = asdict(self)
-        report["num_graphs"] = self.num_graphs
-        if not code:
-            for graph in report["graphs"]:
-                for direction in graph["directions"]:
-                    del direction["code"]
+        report["num_graphs"], report["one_region"] = self.num_graphs, self.one_region
+        for graph, graph_dict in zip(self.graphs, report["graphs"], strict=True):
+            graph_dict["kept"] = [asdict(output) for output in graph.kept]
+            for direction, direction_dict in zip(graph.directions, graph_dict["directions"], strict=True):
+                if not code:
+                    del direction_dict["code"]
+                for name in ("bytes_read", "bytes_written", "unknown", "symbolic"):
+                    direction_dict[name] = getattr(direction, name)
+                for call, call_dict in zip(direction.calls, direction_dict["calls"], strict=True):
+                    call_dict["bytes_read"], call_dict["bytes_written"] = call.bytes_read, call.bytes_written
         return report
 
     def to_json(self, code: bool = False) -> str:
         """:meth:`to_dict` as a JSON document."""
         return json.dumps(self.to_dict(code), indent=2)
+
+    def to_html(self) -> str:
+        """The report as one HTML page, drawn: no script, and nothing that it would have to load."""
+        from .region_page import region_page
+
+        return region_page(self)
 
     def __str__(self) -> str:
         return "\n".join(_page(self))
@@ -167,10 +267,10 @@ class RegionReport:
 def _page(report: RegionReport) -> Iterator[str]:
     yield ", ".join(
         (
-            _count(report.num_graphs, "graph"),
-            _count(len(report.breaks), "graph break"),
-            _count(len(report.kernels), "generated kernel"),
-            _count(len(report.opaque_calls), "opaque call"),
+            counted(report.num_graphs, "graph"),
+            counted(len(report.breaks), "graph break"),
+            counted(len(report.kernels), "generated kernel"),
+            counted(len(report.opaque_calls), "opaque call"),
         )
     )
     for graph_break in report.breaks:
@@ -178,7 +278,7 @@ def _page(report: RegionReport) -> Iterator[str]:
     for graph in report.graphs:
         for direction in graph.directions:
             yield ""
-            yield f"graph {graph.index}, {direction.direction}"
+            yield from _wrap(f"graph {graph.index}, {direction.direction}: {summary(graph, direction)}", "")
             yield from _calls(direction.calls)
             if direction.tiers:
                 tiers = (
@@ -190,7 +290,7 @@ def _page(report: RegionReport) -> Iterator[str]:
         yield ""
         yield "backends"
     for chosen, nodes in _alike(report.backends).items():
-        yield from _wrap(f"{_count(len(nodes), 'attention call')}: forward {chosen[0]}, backward {chosen[1]}", "  ")
+        yield from _wrap(f"{counted(len(nodes), 'attention call')}: forward {chosen[0]}, backward {chosen[1]}", "  ")
     for (backend, sentence), directions in _by_sentence(report.refusals).items():
         yield from _wrap(f"{backend} refused ({', '.join(directions)}): {sentence}", "    ")
     if report.notes:
@@ -200,12 +300,39 @@ def _page(report: RegionReport) -> Iterator[str]:
         yield from _wrap(note, "  - ")
 
 
+def summary(graph: CompiledGraph, direction: CompiledDirection) -> str:
+    """What a generated module moves and keeps, in words."""
+    words = f"reads {size_of(direction.bytes_read)}, writes {size_of(direction.bytes_written)}"
+    if direction.unknown:
+        words += f" ({counted(direction.unknown, 'call')} of unknown traffic left out)"
+    if direction.symbolic:
+        words += " at the sizes of this run"
+    if direction.direction == "forward" and graph.kept:
+        words += f"; keeps {size_of(sum(output.tensor.num_bytes for output in graph.kept))} for the backward"
+    return words
+
+
+def size_of(num_bytes: int | None) -> str:
+    """Bytes in words: ``"640 B"``, ``"20.0 KiB"``, ``"unknown"`` for None."""
+    if num_bytes is None:
+        return "unknown"
+    if num_bytes < 1024:
+        return f"{num_bytes} B"
+    value, units = num_bytes / 1024, ["KiB", "MiB", "GiB", "TiB"]
+    # 1023.96 would be shown as 1024.0.
+    while value >= 1023.95 and len(units) > 1:
+        value /= 1024
+        del units[0]
+    return f"{value:.1f} {units[0]}"
+
+
 def _calls(calls: tuple[Call, ...]) -> Iterator[str]:
-    if not calls:
-        yield "  (no calls: nothing to compute)"
+    yield f"{'':6}{'kind':<7}{'reads':>10} {'writes':>10}" if calls else "  (no calls: nothing to compute)"
     described: set[str] = set()
     for number, call in enumerate(calls, 1):
-        yield from _wrap(f"{call.name}{_remark(call, call.name in described)}", f"{number:4d}  {call.kind:<7} ")
+        moved = f"{size_of(call.bytes_read):>10} {size_of(call.bytes_written):>10}"
+        words = f"{call.name}{_remark(call, call.name in described)}"
+        yield from _wrap(words, f"{number:4d}  {call.kind:<7}{moved}  ")
         # An operator stands for itself, and layers share their kernels.
         if call.generated and call.name not in described:
             described.add(call.name)
@@ -246,5 +373,5 @@ def _wrap(text: str, prefix: str) -> list[str]:
     )
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"

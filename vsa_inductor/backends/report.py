@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -47,6 +49,46 @@ class BackendReport:
             lines += [f"  {refusal}" for refusal in device.refusals]
         lines.append("compiled by: " + ", ".join(f"{op} {tier}" for op, tier in self.tiers))
         return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Keys: ``torch``, ``devices`` [``device``, ``backends``, ``refusals`` [``backend``, ``direction``,
+        ``sentence``]], ``native`` (the fields of its status) and ``tiers`` {operator: tier}."""
+        report = {**asdict(self), "tiers": dict(self.tiers)}
+        return {"torch": str(torch.__version__), **report}
+
+    def to_json(self) -> str:
+        """:meth:`to_dict` as a JSON document."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def to_html(self) -> str:
+        """The report as one HTML page: no script, and nothing that it would have to load."""
+        from ..page import document, el, table
+
+        devices = []
+        for number, device in enumerate(self.devices):
+            refusals = [(refusal.backend, refusal.direction, refusal.sentence) for refusal in device.refusals]
+            why = (
+                table("Backends that cannot run there", ("backend", "direction", "why"), refusals) if refusals else None
+            )
+            heading, running = f"device-{number}", ", ".join(device.backends) or "nothing"
+            devices.append(
+                el(
+                    "section",
+                    el("h2", device.device, id=heading),
+                    el("p", f"Runs {running}."),
+                    why,
+                    aria_labelledby=heading,
+                )
+            )
+        tiers = table("Each operator and how it is compiled", ("operator", "compiled by"), self.tiers)
+        return document(
+            "vsa_inductor: what can run here",
+            el("h1", "What can run here"),
+            el("p", f"torch {torch.__version__}. Native library: {self.native.reason}"),
+            devices,
+            el("h2", "Operators"),
+            tiers,
+        )
 
 
 def backend_report() -> BackendReport:

@@ -118,13 +118,15 @@ def _run(arguments: argparse.Namespace) -> int:
     }
     report_path = arguments.out / "report.json"
     report_path.write_text(json.dumps(document, indent=2) + "\n")
+    page = arguments.out / "report.html"
+    page.write_text(report.to_html(), encoding="utf-8")
     print(f"\n{report}\n")
     ours = sum(call.ours for call in report.opaque_calls)
     _say(
         f"{report.num_graphs} graph, {len(report.breaks)} breaks, {ours} opaque calls of ours, {len(report.kernels)} "
         f"generated kernels; loss {result.first_quarter:.4f} -> {result.last_quarter:.4f}"
     )
-    _say("wrote " + ", ".join(str(file) for file in (report_path, table, curve, tiles)))
+    _say("wrote " + ", ".join(str(file) for file in (report_path, page, table, curve, tiles)))
     if not result.falls:
         print(
             f"error: the loss did not fall: its mean was {result.first_quarter:.4f} in the first quarter of the steps "
