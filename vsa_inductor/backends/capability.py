@@ -140,17 +140,25 @@ def choose(
     """The backend arguments of `vsa::attention` for this problem: identities of (forward, backward).
 
     Under tracing Dynamo calls it with constants and bakes the result in; its arguments carry the guards. Warns once per
-    cause of a fallback.
+    cause of a fallback. Under `torch.export` they are the option's own words: what runs the graph, and with which
+    version of the package, is not known yet; `resolve` chooses there, and refuses there.
     """
+    # Asked here and not in traced code: Dynamo of torch 2.11 takes it for true in every compilation.
+    if torch.compiler.is_exporting():
+        return (backend, backend) if isinstance(backend, str) else backend
     choice = _choose(
         device_type, device_index, dtype, head_dim, block_size, grouped, needs_grad, backend, deterministic, strict
     )
     for refusal in choice.fallbacks:
-        if refusal not in _warned:
-            _warned.add(refusal)
-            used = choice.forward if refusal.direction == "forward" else choice.backward
-            warnings.warn(f"vsa_inductor runs the {refusal.direction} on {used!r}: {refusal}", stacklevel=2)
+        _warn(refusal, choice)
     return backend_named(choice.forward).identity, backend_named(choice.backward).identity
+
+
+def _warn(refusal: Refusal, choice: Choice) -> None:
+    if refusal not in _warned:
+        _warned.add(refusal)
+        used = choice.forward if refusal.direction == "forward" else choice.backward
+        warnings.warn(f"vsa_inductor runs the {refusal.direction} on {used!r}: {refusal}", stacklevel=3)
 
 
 @functools.cache
@@ -197,6 +205,9 @@ def _resolve(
     problem = _problem(device_type, device_index, dtype, head_dim, block_size, grouped, True, deterministic)
     if argument == AUTO:
         choice = select(problem, Options(deterministic=deterministic))
+        for refusal in choice.fallbacks:
+            if refusal.direction == direction:
+                _warn(refusal, choice)
         return backend_named(choice.forward if direction == "forward" else choice.backward)
     backend = backend_named(argument)
     sentence = backend.refuse(problem, direction)
