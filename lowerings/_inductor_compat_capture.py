@@ -46,10 +46,15 @@ def as_passes(value: Any) -> tuple[Any, ...]:
 def options_of(compiled: Any) -> dict[str, Any] | None:
     """The Inductor options of what ``torch.compile`` made: where they differ from the ambient configuration.
 
-    None when it does not tell, which is so after ``fullgraph=True``.
+    None when it does not tell, which is so of functions after ``fullgraph=True``.
     """
+    # A module, also a copied or unpickled one, keeps its backend under the wrappers of Dynamo.
+    backend = getattr(getattr(compiled, "dynamo_ctx", None), "callback", None)
+    while backend is not None and not hasattr(backend, "get_compiler_config"):
+        inner = getattr(backend, "_torchdynamo_orig_backend", None)
+        backend = inner or getattr(backend, "_torchdynamo_orig_callable", None)
     try:
-        config = compiled.get_compiler_config()
+        config = (compiled if backend is None else backend).get_compiler_config()
     except AttributeError:  # torch.compiler.disable wraps what was never compiled
         return {}
     if not config:

@@ -267,12 +267,6 @@ def test_double_backward_is_refused():
         dq.sum().backward()
 
 
-def test_vmap_is_refused():
-    problem = random_problem(batch=2)
-    with pytest.raises(RuntimeError, match=r"vsa::attention does not support torch\.func\.vmap: fold"):
-        torch.func.vmap(lambda q: attention(q, problem.k, problem.v, problem, "eager"))(problem.q[None])
-
-
 def test_forward_mode_is_refused():
     problem = random_problem()
     with pytest.raises(RuntimeError, match=r"vsa::attention: got a tensor with a tangent.*allowed: reverse-mode"):

@@ -241,19 +241,6 @@ def test_flops_of_the_layouts_are_none():
         assert counter.get_total_flops() == 0, name
 
 
-@pytest.mark.parametrize("name", LOGICAL + [template.format("eager") for template in NATIVE[:2]])
-def test_vmap_is_refused(name):
-    op, args, _ = call(name)
-    flat, spec = pytree.tree_flatten(args)
-    place = next(i for i, x in enumerate(flat) if isinstance(x, Tensor))
-
-    def mapped(x):
-        return op(*pytree.tree_unflatten([*flat[:place], x, *flat[place + 1 :]], spec))
-
-    with pytest.raises(RuntimeError, match=f"vsa::{name} does not support torch.func.vmap: fold the mapped dimension"):
-        torch.func.vmap(mapped)(flat[place][None])
-
-
 @pytest.mark.parametrize("name", [*DIFFERENTIABLE, "gated_combine_backward", "attention_backward"])
 def test_forward_mode_is_refused(name):
     op, args, _ = call(name)

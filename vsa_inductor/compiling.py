@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import threading
 import types
 import weakref
 from collections import Counter
@@ -169,6 +170,10 @@ def _options(mode: str | None, given: dict[str, Any] | None, dynamic: bool | Non
     return options
 
 
+# What is captured is captured from hooks of the whole process. A function that is explained may explain another.
+_one_at_a_time = threading.RLock()
+
+
 def explain(
     fn: Callable[..., Any], *inputs: Any, backward: bool | Literal["auto"] = "auto", **kwargs: Any
 ) -> RegionReport:
@@ -192,7 +197,7 @@ def explain(
     """
     original, options, dynamic = _unwrap(fn)
     backend = compat.CaptureBackend(options or {})
-    with _restored(original, inputs, kwargs), compat.fresh_compiles(), compat.graph_breaks() as breaks:
+    with _one_at_a_time, _restored(original, inputs, kwargs), compat.fresh_compiles(), compat.graph_breaks() as breaks:
         outputs = compat.isolated_compile(_entry(original), backend, dynamic)(*inputs, **kwargs)
         differentiable = [
             leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad and leaf.grad_fn

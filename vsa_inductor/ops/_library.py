@@ -12,25 +12,45 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
 
 NAMESPACE = "vsa"
 _KEY = "CompositeExplicitAutograd"
+# Operators whose tensors have the batch dimension first, all but what `_SHARED` names.
+_BATCHED = (
+    "attention",
+    "attention_backward",
+    "gated_combine",
+    "gated_combine_backward",
+    "select_blocks",
+    "tile",
+    "tile_sums",
+    "tile_sums_backward",
+    "tile_to_bhsd",
+    "transpose_blocks",
+    "untile",
+)
+_SHARED = ("token_slot", "slot_token", "kv_block_sizes")
 
 
 class _Library(torch.library.Library):
-    """Refuses forward-mode differentiation in front of every gradient formula.
+    """Puts what `torch.library.register_autograd` lacks in front of every gradient formula.
 
-    Where nothing requires a gradient, what `torch.library.register_autograd` registers drops tangents silently.
+    It drops tangents silently where nothing requires a gradient, and refuses `torch.func` transforms.
     """
 
     def impl(self, op_name: Any, fn: Callable[..., Any], dispatch_key: str = "", **kwargs: Any) -> None:
         if dispatch_key == "Autograd":
-            fn = _refuse_tangents(op_name, fn)
+            fn = _with_transforms(op_name, fn)
         super().impl(op_name, fn, dispatch_key, **kwargs)
 
 
-def _refuse_tangents(name: str, formula: Callable[..., Any]) -> Callable[..., Any]:
-    def checked(keyset: Any, *args: Any) -> Any:
+# The formulas of operators as autograd functions for one level of `torch.func`, by name.
+_single_level: dict[str, Any] = {}
+
+
+def _with_transforms(name: str, formula: Callable[..., Any]) -> Callable[..., Any]:
+    def autograd(keyset: Any, *args: Any) -> Any:
         # Outside every dual level there are no tangents to look for, and looking costs a microsecond per tensor.
         for arg in args if forward_ad._current_level >= 0 else ():
             for x in arg if isinstance(arg, (list, tuple)) else (arg,):
@@ -39,9 +59,26 @@ def _refuse_tangents(name: str, formula: Callable[..., Any]) -> Callable[..., An
                         f"vsa::{name}: got a tensor with a tangent (torch.func.jvp, dual tensors); allowed: "
                         "reverse-mode differentiation only"
                     )
+        if (
+            torch._C._are_functorch_transforms_active()
+            and name in _single_level
+            and torch.is_grad_enabled()
+            and any(isinstance(x, Tensor) and x.requires_grad for x in args)
+        ):
+            return _apply_on_this_level(_single_level[name], args)
         return formula(keyset, *args)
 
-    return checked
+    return autograd
+
+
+def _apply_on_this_level(function: Any, args: tuple[Any, ...]) -> Any:
+    """Records ``function`` for the innermost transform alone, as the built-in operators do; what it calls recurses."""
+    allowed = torch._C._functorch.get_single_level_autograd_function_allowed()
+    torch._C._functorch.set_single_level_autograd_function_allowed(True)
+    try:
+        return function.apply(*args)
+    finally:
+        torch._C._functorch.set_single_level_autograd_function_allowed(allowed)
 
 
 LIBRARY = _Library(NAMESPACE, "DEF")
@@ -54,7 +91,10 @@ def define(
     fake: Callable[..., Any],
     tags: Sequence[torch.Tag],
 ) -> torch._ops.OpOverload:
-    """Defines one operator and returns its default overload. ``torch.func.vmap`` over it is refused.
+    """Defines one operator and returns its default overload.
+
+    ``torch.func.vmap`` folds the mapped dimension into the batch dimension, where the operator has one; else, and for
+    a mapped table of the layout, which is one for the whole batch, it is refused.
 
     Args:
         schema: the schema without the namespace.
@@ -66,14 +106,61 @@ def define(
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
     LIBRARY.impl(name, implementation, _KEY)
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
+    rule = _folding_rule(name) if name in _BATCHED else _refusing_rule(name)
+    torch.library.register_vmap(f"{NAMESPACE}::{name}", rule, lib=LIBRARY)
+    return getattr(torch.ops.vsa, name).default
 
-    def refuse_vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+
+def _refusing_rule(name: str) -> Callable[..., Any]:
+    def rule(info: Any, in_dims: Any, *args: Any) -> Any:
         raise RuntimeError(
             f"vsa::{name} does not support torch.func.vmap: fold the mapped dimension into the batch dimension"
         )
 
-    torch.library.register_vmap(f"{NAMESPACE}::{name}", refuse_vmap, lib=LIBRARY)
-    return getattr(torch.ops.vsa, name).default
+    return rule
+
+
+def _folding_rule(name: str) -> Callable[..., Any]:
+    def rule(info: Any, in_dims: Any, *args: Any) -> Any:
+        op = getattr(torch.ops.vsa, name).default
+
+        def fold(x: Any, dim: Any) -> Any:
+            if isinstance(x, (list, tuple)):
+                return [fold(item, item_dim) for item, item_dim in zip(x, dim, strict=True)]
+            if not isinstance(x, Tensor):
+                return x
+            return (x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
+
+        def unfold(x: Tensor) -> Tensor:
+            return x.unflatten(0, (info.batch_size, -1)) if _is_wanted(x) else x
+
+        folded = []
+        for argument, x, dim in zip(op._schema.arguments, args, in_dims, strict=False):
+            if argument.name in _SHARED and dim is not None:
+                raise RuntimeError(
+                    f"vsa::{name}: got {argument.name} mapped by torch.func.vmap; allowed: one table for the whole "
+                    "batch (in_dims=None for a layout)"
+                )
+            folded.append(x if argument.name in _SHARED else fold(x, dim))
+        outputs = op(*folded)
+        return pytree.tree_map(unfold, outputs), pytree.tree_map(lambda x: 0 if _is_wanted(x) else None, outputs)
+
+    return rule
+
+
+def _is_wanted(output: Tensor) -> bool:
+    """Whether an output is one that was asked for: ``[0]`` stands for the others, and has no batch dimension."""
+    return output.dim() > 1
+
+
+def define_overload(
+    schema: str, *, implementation: Callable[..., Any], fake: Callable[..., Any], tags: Sequence[torch.Tag] = ()
+) -> None:
+    """Defines another overload of an operator, with neither a gradient formula nor a batching rule."""
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
+    LIBRARY.impl(name, implementation, _KEY)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
 
 
 def define_out(schema: str, implementation: Callable[..., None]) -> None:
@@ -81,12 +168,30 @@ def define_out(schema: str, implementation: Callable[..., None]) -> None:
 
     Without ``Tag.out`` (2.13 and later), for which Inductor would plan the buffers itself, also the empty ones.
     """
-    name = schema.partition("(")[0]
-    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    LIBRARY.impl(name, implementation, _KEY)
-    torch.library.register_fake(f"{NAMESPACE}::{name}", lambda *args, **kwargs: None, lib=LIBRARY)
+    define_overload(schema, implementation=implementation, fake=lambda *args, **kwargs: None)
 
 
 def register_autograd(name: str, backward: Callable[..., Any], setup_context: Callable[..., None]) -> None:
-    """The gradient formula of ``vsa::name``, by ``register_autograd`` only: export loses an ``autograd.Function``'s."""
+    """The gradient formula of ``vsa::name``, by ``register_autograd`` only: export loses an ``autograd.Function``'s.
+
+    Under ``torch.func`` transforms, which what that registers refuses, the same formula is recorded level by level.
+    """
+    op = getattr(torch.ops.vsa, name).default
+    # An autograd function sees no tensors inside a list.
+    if not any("List" in str(argument.type) for argument in op._schema.arguments):
+
+        def forward(*args: Any) -> Any:
+            # A function's forward runs without gradients; the levels around this one need theirs.
+            with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+                return op(*args)
+
+        _single_level[name] = type(
+            f"vsa_{name}",
+            (torch.autograd.function._SingleLevelFunction,),
+            {
+                "forward": staticmethod(forward),
+                "setup_context": staticmethod(lambda ctx, inputs, output: setup_context(ctx, inputs, output)),
+                "backward": staticmethod(backward),
+            },
+        )
     torch.library.register_autograd(f"{NAMESPACE}::{name}", backward, setup_context=setup_context, lib=LIBRARY)

@@ -7,7 +7,7 @@ knows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from . import _allocate, _check, _resolve
-from ._library import define
+from ._library import define, define_overload
 
 ROTATIONS = ("interleaved", "half", "none")
 NORMS = ("all", "head", "none")
@@ -105,12 +105,29 @@ def _implementation(*arguments: Any) -> tuple[list[Tensor], list[Tensor], list[T
 #   second = signs[2] * a * tables[2] + signs[3] * b * tables[3]
 # tile_sums: of the values as stored, over the slots of each block; empty with block_size 0.
 # Each of the three results has one tensor for each x.
+_ARGUMENTS = (
+    "Tensor[] xs, Tensor[] weights, Tensor[] tables, Tensor slot_token, SymInt[] x_index, SymInt[] weight_index,"
+    " SymInt[] table_index, float[] signs, SymInt[] sizes, str rotation, str norm, int num_plain, float divisor,"
+    " float eps, int block_size"
+)
 norm_rope_tile = define(
-    "norm_rope_tile(Tensor[] xs, Tensor[] weights, Tensor[] tables, Tensor slot_token, SymInt[] x_index,"
-    " SymInt[] weight_index, SymInt[] table_index, float[] signs, SymInt[] sizes, str rotation, str norm,"
-    " int num_plain, float divisor, float eps, int block_size)"
-    " -> (Tensor[] tiled, Tensor[] square_sums, Tensor[] tile_sums)",
+    f"norm_rope_tile({_ARGUMENTS}) -> (Tensor[] tiled, Tensor[] square_sums, Tensor[] tile_sums)",
     implementation=_implementation,
     fake=_allocate_checked,
+    tags=(torch.Tag.needs_exact_strides,),
+)
+
+
+def _in_one_list(
+    function: Callable[..., tuple[list[Tensor], list[Tensor], list[Tensor]]],
+) -> Callable[..., list[Tensor]]:
+    return lambda *arguments: [x for result in function(*arguments) for x in result]
+
+
+# The three results as one list: Inductor's C++ wrapper takes no list of lists.
+define_overload(
+    f"norm_rope_tile.flat({_ARGUMENTS}) -> Tensor[]",
+    implementation=_in_one_list(_implementation),
+    fake=_in_one_list(_allocate_checked),
     tags=(torch.Tag.needs_exact_strides,),
 )
