@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from vsa_inductor.backends.identity import lowering_hash
+from vsa_inductor.backends.identity import switch
 from vsa_inductor.reference import gated_combine as combine_in_torch
 from vsa_inductor.reference import gated_combine_backward as combine_backward_in_torch
 from vsa_inductor.reference import tile_by_scatter
@@ -33,7 +33,7 @@ from . import (
 
 TIERS = ("lowering", "decomposition", "opaque")
 
-_TABLE: dict[str, tuple[torch._ops.OpOverload, Callable[..., Any] | None, Callable[..., Any]]] = {
+_TABLE: dict[str, tuple[torch._ops.OpOverload, Callable[..., Any], Callable[..., Any]]] = {
     "tile": (tile.OP, tile.lower, tile_by_scatter),
     "tile_sums": (tile_sums.OP, tile_sums.lower, tile_sums_in_torch),
     "tile_sums_backward": (tile_sums_backward.OP, tile_sums_backward.lower, spread_rows_in_torch),
@@ -53,40 +53,58 @@ def tiers() -> dict[str, str]:
 
 
 def tier_reasons() -> dict[str, str]:
-    """Operator -> why it is not compiled by its lowering, for those that are not."""
+    """Operator -> why it is not compiled by a better tier, for those whose registration failed."""
     return dict(_reasons)
 
 
 def install(best: str = "lowering") -> None:
-    """Registers every operator on ``best``, or on the best tier after it that this torch allows."""
+    """Registers every operator on ``best``, or on the best tier after it that this torch allows.
+
+    Raises:
+        ValueError: ``best`` is none of :data:`TIERS`.
+    """
+    if best not in TIERS:
+        raise ValueError(f"tier: got {best!r}; allowed: one of {TIERS}")
     for name, (op, lower, decompose) in _TABLE.items():
-        with contextlib.suppress(AttributeError, ImportError):
-            compat.unregister(op)
+        compat.unregister(op)
         _reasons.pop(name, None)
-        candidates: tuple[tuple[str, Callable[..., Any] | None, Callable[..., None]], ...] = (
+        _tiers[name] = "opaque"
+        for tier, function, register in (
             ("lowering", lower, compat.register),
             ("decomposition", decompose, compat.register_decomposition),
-        )
-        for tier, function, register in candidates:
-            if function is None or TIERS.index(tier) < TIERS.index(best):
+        ):
+            if TIERS.index(tier) < TIERS.index(best):
                 continue
             try:
                 register(op, function)
             except (AttributeError, ImportError, TypeError) as error:
                 # A private name moved in this torch: the next tier needs fewer of them.
-                _reasons[name] = f"{tier}: {error}"
+                _reasons[name] = "; ".join(filter(None, (_reasons.get(name), f"{tier}: {error}")))
                 continue
             _tiers[name] = tier
             break
-        else:
-            _tiers[name] = "opaque"
+    switch("tier", _summary())
+
+
+def _summary() -> str | None:
+    """The tiers in a word for cache keys; None where all are the best."""
+    used = set(_tiers.values())
+    if len(used) == 1:
+        (tier,) = used
+        return None if tier == TIERS[0] else tier
+    return ",".join(f"{name}:{tier}" for name, tier in _tiers.items() if tier != TIERS[0])
 
 
 @contextlib.contextmanager
 def use_tier(tier: str) -> Iterator[None]:
     """Compiles with every operator on ``tier`` at best; for tests and for finding out what a lowering gains.
 
-    Process-wide while it lasts, and not part of any cache key: use it with caches off.
+    Process-wide while it lasts. It is part of every cache key, and what `video_sparse_attention` or
+    `block_sparse_attention` stands in is compiled again; a function that calls only other operators of
+    ``torch.ops.vsa`` keeps the code it has.
+
+    Raises:
+        ValueError: ``tier`` is none of :data:`TIERS`.
     """
     install(tier)
     try:
@@ -96,5 +114,3 @@ def use_tier(tier: str) -> Iterator[None]:
 
 
 install()
-# The second guard of cache identity, for operators without a backend argument. The first is that argument.
-compat.append_cache_key_tag(f"vsa_inductor@{lowering_hash()}")

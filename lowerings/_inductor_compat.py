@@ -26,7 +26,7 @@ from ._formula import Formula, OtherForm, Ranges, folded, position_in
 # Module of torch._inductor -> what lowerings read there while they run. Registration looks all of it up: a name that
 # this torch lacks costs the operators a tier, and does not end a compilation halfway.
 NEEDED = {
-    "config": ("patch",),
+    "config": ("custom_should_partition_ops", "patch"),
     "graph": (
         "GraphLowering.register_buffer",
         "GraphLowering.register_operation",
@@ -47,7 +47,8 @@ NEEDED = {
         "ExternKernel.copy_input",
         "ExternKernel.require_contiguous",
         "ExternKernel.require_exact_strides",
-        "FallbackKernel",
+        "FallbackKernel.create",
+        "FallbackKernel.process_kernel",
         "FlexibleLayout.allow_indexing",
         "Loops",
         "MutationLayoutSHOULDREMOVE",
@@ -56,6 +57,7 @@ NEEDED = {
         "Scatter",
         "StorageBox.realize",
         "TensorBox",
+        "convert_shape_to_inductor",
     ),
     "lowering": ("fallback_handler", "lowerings", "pointwise_cat", "register_lowering"),
     "ops_handler": ("DefaultHandler",),
@@ -127,6 +129,41 @@ def opaque(op: torch._ops.OpOverload, *args: Any) -> Any:
     from torch._inductor.lowering import fallback_handler
 
     return fallback_handler(op, add_to_fallback_set=False)(*args)
+
+
+def cpp_wrapper() -> bool:
+    """Whether the graph is called from generated C++, as in AOTInductor packages too."""
+    return bool(_graph().cpp_wrapper)
+
+
+def opaque_at_partition(logical: torch._ops.OpOverload, op: torch._ops.OpOverload, *args: Any) -> Any:
+    """:func:`opaque`; where the user's graph partitions end at the ``.out`` form of ``op``, that, into new buffers.
+
+    The next partition would be handed the tuple of the functional form, and a CUDA graph takes tensors only.
+    """
+    from torch._inductor import config
+    from torch._inductor.virtualized import V
+
+    from vsa_inductor.errors import ArgumentError
+
+    form = op.overloadpacket.out
+    names = config.custom_should_partition_ops
+    for name in (logical.name(), op.name()):
+        if name in names:
+            raise ArgumentError("custom_should_partition_ops", repr(name), f"{form.name()!r}, which returns no tuple")
+    if form.name() not in names:
+        return opaque(op, *args)
+    ir = _ir()
+    with V.graph.fake_mode:
+        examples = ir.FallbackKernel.process_kernel(op, *args)[0]
+    outputs = {}
+    for argument, example in zip((a for a in form._schema.arguments if a.kwarg_only), examples, strict=True):
+        extents = (ir.convert_shape_to_inductor(values) for values in (example.size(), example.stride()))
+        options = {"dtype": example.dtype, "device": example.device}
+        outputs[argument.name] = aten(torch.ops.aten.empty_strided.default, *extents, **options)
+        outputs[argument.name].realize()
+    ir.FallbackKernel.create(form, *args, **outputs)
+    return tuple(outputs.values())
 
 
 def contiguous(x: Any) -> Any:

@@ -20,7 +20,7 @@ def lower(*args: Any) -> Any:
     *operands, backend, _ = args
     if backend == AUTO:
         return compat.opaque(OP, *args)
-    return compat.opaque(capability.backend_named(backend).forward_op, *operands)
+    return compat.opaque_at_partition(OP, capability.backend_named(backend).forward_op, *operands)
 
 
 def decompose(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:

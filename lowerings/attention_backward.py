@@ -71,7 +71,7 @@ def lower(*args: Any) -> Any:
     chosen = capability.backend_named(backend)
 
     def native(*arguments: Any) -> Any:
-        return compat.opaque(chosen.backward_op, *arguments)
+        return compat.opaque_at_partition(OP, chosen.backward_op, *arguments)
 
     arguments = (*operands, needs_dq, needs_dkv, _known_row_sums())
     grads = backward_around(InductorArithmetic(), chosen.contract, native, *arguments)

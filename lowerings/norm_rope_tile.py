@@ -133,7 +133,7 @@ def lower(x: Any, slot_token: Any) -> Any | None:
     except OtherForm:
         return None
     tiles = {}
-    for one, tiled, squares, sums in zip(group, *compat.opaque(OP, *arguments), strict=True):
+    for one, tiled, squares, sums in zip(group, *_launch(arguments), strict=True):
         tiles[one.node] = tiled
         compat.notes()[one.node] = (block_size, sums)
         if one.squares is not None:
@@ -143,6 +143,14 @@ def lower(x: Any, slot_token: Any) -> Any | None:
             compat.values()[one.node] = tiled
     compat.unalias(only_for(tiles))
     return tiles[first.node]
+
+
+def _launch(arguments: list[Any]) -> Sequence[Sequence[Any]]:
+    """Tiles, square sums and tile sums of the call."""
+    if not compat.cpp_wrapper():
+        return compat.opaque(OP, *arguments)
+    results, count = compat.opaque(OP.overloadpacket.flat, *arguments), len(arguments[0])
+    return [results[first : first + count] for first in range(0, 3 * count, count)]
 
 
 def _arguments(group: Sequence[Operand], num_plain: int, sizes: Any, slot_token: Any, block_size: int) -> list[Any]:

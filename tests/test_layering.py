@@ -144,7 +144,9 @@ def test_the_private_names_are_really_in_that_file():
 def test_lowerings_name_no_architecture_and_no_kernel(path):
     for x in imports_of(path):
         if within(x.module, "vsa_inductor"):
-            ours = [f"vsa_inductor.{room}" for room in ("ops", "backends", "lowerings", "reference", "options")]
+            ours = [
+                f"vsa_inductor.{room}" for room in ("ops", "backends", "lowerings", "reference", "options", "errors")
+            ]
             assert within(x.module, *ours) or x.module == "vsa_inductor", f"{path.name} imports {x.module}"
             named = [f"vsa_inductor.backends.{name}" for name in vsa_inductor.backend_names()]
             assert not within(x.module, *named), f"{path.name} imports {x.module}"

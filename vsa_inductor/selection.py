@@ -78,7 +78,14 @@ def num_kept_blocks(sparsity: float, num_blocks: int) -> int:
         torch._check(kept >= 1)
         torch._check(kept <= num_blocks)
         return kept
-    return max(1, min(math.ceil((1 - sparsity) * num_blocks), num_blocks))
+    density = (1 - sparsity) * num_blocks
+    if torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling():
+        # torch.export.save knows no ceil of a symbolic number.
+        whole = math.trunc(density)
+        kept = torch.sym_ite(whole < density, whole + 1, whole)
+    else:
+        kept = math.ceil(density)
+    return max(1, min(kept, num_blocks))
 
 
 def tile_means(x: Tensor, kv_block_sizes: Tensor, block_size: int) -> Tensor:
@@ -95,7 +102,9 @@ def coarse_scores(q_means: Tensor, k_means: Tensor, sm_scale: float) -> Tensor:
     groups = q_means.shape[1] // k_means.shape[1]
     if groups > 1:
         k_means = k_means.repeat_interleave(groups, dim=1)
-    return (q_means @ k_means.transpose(-1, -2)) * sm_scale
+    # The means are scaled and not the product: work behind a bmm fails in Inductor's C++ template if the backward keeps
+    # the bare product (pytorch issue 185405, mode="max-autotune" on the CPU).
+    return _product(q_means * sm_scale, k_means.transpose(-1, -2))
 
 
 def coarse_branch(scores: Tensor, v_means: Tensor) -> Tensor:
@@ -103,4 +112,14 @@ def coarse_branch(scores: Tensor, v_means: Tensor) -> Tensor:
     groups = scores.shape[1] // v_means.shape[1]
     if groups > 1:
         v_means = v_means.repeat_interleave(groups, dim=1)
-    return torch.softmax(scores, dim=-1) @ v_means
+    return _product(torch.softmax(scores, dim=-1), v_means)
+
+
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    """``x @ y`` in their dtype, under autocast too: narrow scores tie, and select other blocks."""
+    device_type = x.device.type
+    # torch refuses the question for meta tensors.
+    if device_type == "meta" or not torch.is_autocast_enabled(device_type):
+        return x @ y
+    with torch.autocast(device_type, enabled=False):
+        return x @ y

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .. import reference
@@ -15,6 +16,12 @@ from .contract import Backend, Contract, Problem, TorchArithmetic
 from .identity import backend_identity
 
 CONTRACT = Contract()
+
+
+def _launch_forward(q: Tensor, *args: Any) -> None:
+    # Autocast of the caller would reach the products inside.
+    with torch.autocast(q.device.type, enabled=False):
+        reference.attention(q, *args)
 
 
 def _launch_backward(
@@ -36,10 +43,11 @@ def _launch_backward(
     dv: Tensor,
 ) -> None:
     needs_dq, needs_dkv = dq_accum.dim() == 4, dk.dim() == 4
-    grads = reference.attention_backward(
-        dout, q, k, v, lse_log2, delta, kv_indices, kv_num_blocks, kv_block_sizes, sm_scale, block_size,
-        needs_dq, needs_dkv,
-    )  # fmt: skip
+    with torch.autocast(q.device.type, enabled=False):
+        grads = reference.attention_backward(
+            dout, q, k, v, lse_log2, delta, kv_indices, kv_num_blocks, kv_block_sizes, sm_scale, block_size,
+            needs_dq, needs_dkv,
+        )  # fmt: skip
     for target, grad in zip((dq_accum, dk, dv), grads, strict=True):
         if grad is not None:
             target.copy_(grad)
@@ -110,7 +118,7 @@ BACKEND = Backend(
     name="eager",
     identity=backend_identity("eager", "reference"),
     refuse=_refuse,
-    forward_native=attention_op.define_native("eager", reference.attention),
+    forward_native=attention_op.define_native("eager", _launch_forward),
     backward_native=attention_backward_op.define_native("eager", _launch_backward, _allocate_gradients),
     contract=CONTRACT,
     arithmetic=TorchArithmetic(),
