@@ -1,14 +1,21 @@
 # make demo    environment + the main job: train a video transformer on a clip, in one compiled region
 # make test    environment + format, lint, types, tests (what CI runs)
+# make lint    its format, lint and types alone
 # make venv    the environment alone
 #
 # Variables: PYTHON (3.10 or later), VIDEO (a file for the demo), DEMO_ARGS, PYTEST_ARGS, PIP_ARGS (extra options of
-# pip install, such as another index), CONSTRAINTS (empty: the newest versions instead of the ones CI runs).
+# pip install, such as another index), CONSTRAINTS (empty: the newest versions instead of the ones CI runs), TORCH
+# (another torch than CI's: `make test TORCH=2.14.1` makes an environment of its own and runs the tests there).
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
+ifdef TORCH
+VENV ?= .venv/torch-$(TORCH)
+CONSTRAINTS ?= $(VENV)/constraints.txt
+else
 VENV ?= .venv
 CONSTRAINTS ?= constraints-ci.txt
+endif
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
@@ -18,18 +25,21 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 INSTALL_INPUTS := pyproject.toml $(CONSTRAINTS)
 
 .DELETE_ON_ERROR:
-.PHONY: venv demo test clean
+.PHONY: venv demo test lint clean
 
 venv: $(VENV)/.demo
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m vsa_inductor demo $(if $(VIDEO),--video "$(VIDEO)") $(DEMO_ARGS)
 
-test: $(VENV)/.test
+# Types are those of CI's torch.
+test: $(VENV)/.test $(if $(TORCH),,lint)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 clean:
 	rm -rf "$(VENV)"
@@ -37,6 +47,11 @@ clean:
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "no Python 3.10 or later was found; name one with make PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv "$(VENV)"
+
+# Triton goes with torch: the one that this torch asks for, else the newest.
+.venv/torch-%/constraints.txt: constraints-ci.txt
+	@mkdir -p $(@D)
+	sed -e 's/^torch==.*/torch==$*/' -e '/^triton==/d' $< > $@
 
 # The stamps are separate so that the demo does not wait for the test tools, and a test environment serves both.
 $(VENV)/.demo: $(INSTALL_INPUTS) | $(BIN)/python

@@ -69,8 +69,12 @@ class CapturedGraph:
 
 
 def calls_of(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
-    """The calls of a graph, in order."""
-    return (node for node in gm.graph.nodes if node.op == "call_function")
+    """The calls of a graph, in order; those of a nested region behind each call of it."""
+    for node in gm.graph.nodes:
+        if node.op == "call_function":
+            yield node
+            if node.target is torch.ops.higher_order.invoke_subgraph:
+                yield from calls_of(getattr(gm, node.args[0].target))
 
 
 def captured(node: torch.fx.Node) -> CapturedNode:

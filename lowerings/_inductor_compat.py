@@ -3,7 +3,8 @@
 No other file of the package touches a private ``torch._inductor``, ``torch._dynamo`` or ``torch._functorch`` name, so
 that a new torch is checked by reading this file. Checked on torch 2.11, 2.13 and 2.14.1.
 
-Parts: capture for `explain`, lowerings, formulas, and what stands around a call in its graph.
+Parts: lowerings, formulas, and what stands around a call in its graph. Capture for `explain` and export have a file of
+their own. Longer than a file should be, because a private name has one place.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
-import math
 import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
@@ -34,9 +34,12 @@ NEEDED = {
         "GraphLowering.try_get_buffer",
     ),
     "ir": (
+        "BaseView",
         "BaseView.unwrap_view",
+        "Buffer",
         "Buffer.freeze_layout",
         "Buffer.get_defining_op",
+        "Buffer.get_layout",
         "Buffer.get_name",
         "Buffer.get_origin_node",
         "Buffer.get_output_spec",
@@ -50,11 +53,13 @@ NEEDED = {
         "FallbackKernel.create",
         "FallbackKernel.process_kernel",
         "FlexibleLayout.allow_indexing",
+        "Layout.storage_size",
         "Loops",
         "MutationLayoutSHOULDREMOVE",
         "Pointwise.create",
         "Reduction",
         "Scatter",
+        "StorageBox",
         "StorageBox.realize",
         "TensorBox",
         "convert_shape_to_inductor",
@@ -252,8 +257,19 @@ def _index_loader(table: Any, indexed: Any) -> Callable[[Any], Any]:
 def _index_dtype(table: Any, indexed: Any) -> torch.dtype:
     """Generated code computes an offset in the dtype of the index: int64 unless every offset fits the table's."""
     dtype, sizes = table.get_dtype(), _graph().sizevars
-    fits = sizes.statically_known_leq(math.prod(indexed.get_size()), torch.iinfo(dtype).max)
+    # A view steps over what it leaves out: what counts is the memory that it lies in, or is computed from.
+    lengths = [_buffer(name).get_layout().storage_size() for name in _names_behind(indexed)]
+    fits = all(sizes.statically_known_leq(length, torch.iinfo(dtype).max) for length in lengths)
     return dtype if fits else torch.int64
+
+
+def _names_behind(x: Any) -> list[str]:
+    """The buffer that ``x`` is or views; of what is not computed yet, those that it reads."""
+    ir = _ir()
+    data = x
+    while isinstance(data, (ir.TensorBox, ir.StorageBox, ir.BaseView)):
+        data = data.data
+    return [data.get_name()] if isinstance(data, ir.Buffer) else list(x.get_read_names())
 
 
 def where_present(present: Any, load: Callable[[], Any]) -> Any:
@@ -268,11 +284,8 @@ def reads_a_reduction(x: Any) -> bool:
     from torch._inductor.virtualized import V
 
     ir = _ir()
-    data = x
-    while isinstance(data, (ir.TensorBox, ir.StorageBox, ir.BaseView)):
-        data = data.data
     # Pointwise results may be buffers already: a rotated q exceeds Inductor's read bound, a saved rstd is an output.
-    pending = [data.get_name()] if isinstance(data, ir.ComputedBuffer) else list(x.get_read_names())
+    pending = _names_behind(x)
     seen = set()
     while pending:
         name = pending.pop()

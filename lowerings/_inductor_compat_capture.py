@@ -8,20 +8,52 @@ torch 2.11 and 2.13.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import logging
 import math
+import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._inductor import config as inductor_config
-from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass
-from torch._inductor.custom_graph_pass import get_hash_for_files as get_hash_for_files
 from torch.utils._pytree import tree_leaves
 
 from ._captured import CapturedGraph, TensorAccess, calls_of, captured
+
+CustomGraphPass: Any
+try:
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+    from torch._inductor.custom_graph_pass import get_hash_for_files as get_hash_for_files
+
+    HAS_PASSES = True
+except ImportError:
+    # `compile` then goes without its marks, and says so.
+    CustomGraphPass, HAS_PASSES = object, False
+
+# Module -> what `explain` cannot do without. It looks other names up where it uses them, and reports what it finds.
+NEEDED = {
+    "torch._dynamo": ("config.patch",),
+    "torch._functorch": ("config.patch",),
+    "torch._inductor.compile_fx": ("compile_fx", "compile_fx_inner"),
+    "torch._inductor.config": ("patch",),
+    "torch._inductor.debug": ("_inductor_triton_kernel_to_post_grad_node_info",),
+    "torch._inductor.graph": ("GraphLowering.save_output_code",),
+    "torch._logging": ("getArtifactLogger",),
+}
+
+
+def check_names() -> None:
+    """Raises RuntimeError, with the name, where this torch lacks something of :data:`NEEDED`."""
+    for module, names in NEEDED.items():
+        for name in names:
+            try:
+                operator.attrgetter(name)(importlib.import_module(module))
+            except (AttributeError, ImportError):
+                wanted = f"explain reads {module}.{name}, which torch {torch.__version__} does not have"
+                raise RuntimeError(f"{wanted}; only the report is missing, what compiles is the same") from None
 
 
 def expand_mode(mode: str | None, dynamic: bool | None) -> dict[str, Any]:
@@ -172,9 +204,11 @@ def recompiles() -> Iterator[list[tuple[str, ...]]]:
 
 @contextlib.contextmanager
 def _schedules() -> Iterator[dict[str, Any]]:
-    """Yields a table that fills with handle of a launch -> the scheduler's nodes in it, or the IR node of a call."""
+    """Yields a table that fills with handle of a launch -> its graph (a nested region has one of its own), and the
+    scheduler's nodes in the launch, or the IR node of a call."""
     from torch._inductor import debug
     from torch._inductor.codegen import cpp, triton
+    from torch._inductor.virtualized import V
 
     found: dict[str, Any] = {}
     # What numbers the launches also knows their nodes. A torch without it leaves the table empty: traffic is unknown.
@@ -183,7 +217,8 @@ def _schedules() -> Iterator[dict[str, Any]]:
 
     def keep(schedule: Any, kernel_name: str, *args: Any, **kwargs: Any) -> Any:
         number = original(schedule, kernel_name, *args, **kwargs)
-        found[f"{kernel_name}:{number}"] = list(schedule) if isinstance(schedule, (list, tuple)) else schedule
+        kept = list(schedule) if isinstance(schedule, (list, tuple)) else schedule
+        found[f"{kernel_name}:{number}"] = V.graph, kept
         return number
 
     # Imported by name, hence three times the same function.
@@ -211,10 +246,10 @@ def _traffic(schedules: dict[str, Any]) -> tuple[dict[str, tuple[Accesses, Acces
     outputs: dict[str, TensorAccess] = {}
     # A report must not stop the compilation that it tells of, whatever became of the names below.
     missing = contextlib.suppress(Exception)
-    for handle, schedule in schedules.items():
+    for handle, (own, schedule) in schedules.items():
         with missing:
-            reads, writes = (_of_kernel if isinstance(schedule, list) else _of_call)(graph, schedule)
-            found[handle] = tuple(_accesses(graph, reads)), tuple(_accesses(graph, writes))
+            reads, writes = (_of_kernel if isinstance(schedule, list) else _of_call)(own, schedule)
+            found[handle] = tuple(_accesses(own, reads)), tuple(_accesses(own, writes))
     with missing:
         (result,) = (node for node in graph.graph.nodes if node.op == "output")
         for node, value in zip(tree_leaves(result.args), graph.graph_outputs, strict=True):

@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from vsa_inductor.backends.identity import switch
+
 from . import _inductor_compat as compat
 from ._formula import B, H, OtherForm, Ranges, S, products, recognition
 from ._neighbourhood import (
@@ -86,14 +88,20 @@ class Operand:
 def recognising(enabled: bool) -> Iterator[None]:
     """Switches recognition on or off, process-wide while it lasts; for tests and for finding out what it gains.
 
-    Not part of any cache key: use it with caches off.
+    Part of every cache key, and of the guards of what is compiled.
     """
-    global _enabled
-    before, _enabled = _enabled, enabled
+    before = _enabled
+    _switch(enabled)
     try:
         yield
     finally:
-        _enabled = before
+        _switch(before)
+
+
+def _switch(enabled: bool) -> None:
+    global _enabled
+    _enabled = enabled
+    switch("recognition", None if enabled else "off")
 
 
 def has_kernel(x: Any) -> bool:

@@ -273,6 +273,19 @@ def test_offsets_past_2_31_elements():
             torch.cuda.empty_cache()
 
 
+@GPU
+def test_a_view_of_memory_past_2_31_elements():
+    """What a view steps over counts too: the gather of a narrow slice of fused projections."""
+    layout = TileLayout.from_video_shape(30, 136, 136, device="cuda")
+    fused = torch.randn(1, layout.num_tokens, 32, 128, device="cuda", dtype=torch.bfloat16)
+
+    def fn(fused: Tensor, layout: TileLayout) -> Tensor:
+        return torch.ops.vsa.tile(fused[:, :, 30:] * 2, layout.token_slot, layout.slot_token)
+
+    got = torch.compile(fn, fullgraph=True, dynamic=False)(fused, layout)
+    assert torch.equal(got, fn(fused, layout))
+
+
 def _bf16_step(fn: Callable[..., Tensor], leaves: list[Tensor], layout: TileLayout) -> list[Tensor]:
     out = fn(*leaves, layout)
     return [out.detach(), *torch.autograd.grad(out, leaves, out.detach())]

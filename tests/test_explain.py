@@ -361,3 +361,25 @@ def test_a_step_that_runs_its_own_backward_and_a_disabled_function() -> None:
     assert any("its own backward" in note for note in report.notes) or report.breaks
     # What is compiled is what was disabled.
     assert explain(torch.compiler.disable(lambda x: x + 1), x.detach()).num_graphs == 1
+
+
+def test_nested_regions_are_looked_into() -> None:
+    """A region that is compiled once and called three times shows at each of its calls."""
+    layout = TileLayout.from_video_shape(5, 4, 4)
+
+    @torch.compiler.nested_compile_region
+    def layer(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return video_sparse_attention(q.sin(), k, v, layout, sparsity=0.5)
+
+    def layers(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        for _ in range(3):
+            q = layer(q, k, v)
+        return q
+
+    inputs = [torch.randn(1, layout.num_tokens, 1, 16, requires_grad=True) for _ in range(3)]
+    report = explain(compile(layers), *inputs)
+    names = [call.name for call in report.opaque_calls]
+    assert [names.count(f"vsa.{name}_eager") for name in ("attention", "attention_backward")] == [3, 3]
+    slots, ids = layout.num_slots * 16 * 4, layout.num_blocks * 4
+    attention = next(call for call in report.opaque_calls if call.name == "vsa.attention_eager")
+    assert attention.bytes_read == 3 * slots + (1 + 1 + 1) * ids, "q, k, v, one id and one count per block, sizes"

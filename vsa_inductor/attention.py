@@ -8,6 +8,7 @@ import numbers
 import torch
 from torch import Tensor
 
+from .backends import identity
 from .backends.capability import choose
 from .errors import ArgumentError
 from .ops import _check
@@ -180,6 +181,9 @@ def _attend(
     needs_grad = _needs_grad(q, k, v)
     deterministic = chosen.deterministic or torch.are_deterministic_algorithms_enabled()
     grouped = _holds(q.shape[1] != k.shape[1])
+    if torch.compiler.is_compiling():
+        # Whoever assigned to the tag since: nothing of this compilation is stored or looked up without our part.
+        identity.keep_cache_key_tag()
     forward, backward = choose(
         q.device.type,
         q.device.index,
@@ -191,6 +195,7 @@ def _attend(
         chosen.backend,
         deterministic,
         chosen.strict,
+        identity.switches,
     )
     return torch.ops.vsa.attention(
         q,

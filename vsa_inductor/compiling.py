@@ -7,6 +7,7 @@ import functools
 import itertools
 import threading
 import types
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -110,6 +111,10 @@ def correct_fusions() -> dict[str, tuple[Any, str]]:
     return found
 
 
+_NO_MARKS = (
+    "vsa_inductor.compile cannot forbid recomputation of the attention: torch {} has no torch._inductor."
+    "custom_graph_pass.CustomGraphPass. Results are the same; a memory budget or a checkpoint region may run it twice."
+)
 _WRONG_FUSION = "{} is as torch has it: {} may be wrong. vsa_inductor.compile leaves that fusion out."
 
 # Options and `dynamic` of what `compile` returned, for `explain`: torch.compile's result does not tell.
@@ -163,6 +168,9 @@ def _is_inductor(backend: Any) -> bool:
 def _options(mode: str | None, given: dict[str, Any] | None, dynamic: bool | None) -> dict[str, Any]:
     correct = {name: value for name, (value, _) in correct_fusions().items()}
     options = {**correct, **compat.expand_mode(mode, dynamic), **(given or {})}
+    if not compat.HAS_PASSES:
+        warnings.warn(_NO_MARKS.format(torch.__version__), stacklevel=3)
+        return options
     name = "joint_custom_pre_pass"
     before = compat.as_passes(options[name]) if name in options else compat.pass_in_force()
     # compile(compile(f)) must not stack marks, and equal passes keep Dynamo from compiling twice.
@@ -194,7 +202,9 @@ def explain(
 
     Raises:
         ValueError: ``backward=True`` and no floating-point output requires a gradient.
+        RuntimeError: this torch lacks a private name that the report is read from.
     """
+    compat.check_names()
     original, options, dynamic = _unwrap(fn)
     backend = compat.CaptureBackend(options or {})
     with _one_at_a_time, _restored(original, inputs, kwargs), compat.fresh_compiles(), compat.graph_breaks() as breaks:

@@ -6,6 +6,7 @@ Inductor keeps no record of the final call order: the text is the only source. `
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 _KERNEL_SOURCE = re.compile(r"'''.*?'''", re.DOTALL)
@@ -74,7 +75,7 @@ def _calls_by_function(text: str, kinds: dict[str, str]) -> dict[str, list[Gener
             operators = comment[1]
         elif current and not line.lstrip().startswith("#"):
             for match in _CALL.finditer(line):
-                if call := _call(match, kinds):
+                if call := _call(match, kinds, functions):
                     comments = (handle, tuple(filter(None, operators.split(", "))))
                     functions[current].append(GeneratedCall(*call, *comments, _instead_of(line)))
                     # Comments stand before the call that they speak of, sometimes with lines between.
@@ -82,7 +83,7 @@ def _calls_by_function(text: str, kinds: dict[str, str]) -> dict[str, list[Gener
     return functions
 
 
-def _call(match: re.Match[str], kinds: dict[str, str]) -> tuple[str, str] | None:
+def _call(match: re.Match[str], kinds: dict[str, str], functions: Collection[str]) -> tuple[str, str] | None:
     if match["opaque"]:
         return None if match["opaque"] in _NO_WORK else ("opaque", match["opaque"])
     if match["extern"]:
@@ -90,6 +91,8 @@ def _call(match: re.Match[str], kinds: dict[str, str]) -> tuple[str, str] | None
     if match["partition"]:
         return "partition", f"partition_{match['partition']}"
     name = match["kernel"]
+    if name in functions:  # a nested region, which the module has as a function in front of those that call it
+        return "partition", name
     return (kinds[name], name) if name in kinds else None
 
 

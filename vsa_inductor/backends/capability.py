@@ -136,8 +136,11 @@ def choose(
     backend: str | tuple[str, str],
     deterministic: bool,
     strict: bool,
+    switches: str = "",
 ) -> tuple[str, str]:
     """The backend arguments of `vsa::attention` for this problem: identities of (forward, backward).
+
+    ``switches``: `identity.switches`, which become part of them, hence of cache keys.
 
     Under tracing Dynamo calls it with constants and bakes the result in; its arguments carry the guards. Warns once per
     cause of a fallback. Under `torch.export` they are the option's own words: what runs the graph, and with which
@@ -151,7 +154,8 @@ def choose(
     )
     for refusal in choice.fallbacks:
         _warn(refusal, choice)
-    return backend_named(choice.forward).identity, backend_named(choice.backward).identity
+    forward, backward = backend_named(choice.forward), backend_named(choice.backward)
+    return forward.identity + switches, backward.identity + switches
 
 
 def _warn(refusal: Refusal, choice: Choice) -> None:
