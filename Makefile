@@ -34,7 +34,7 @@ demo: $(VENV)/.demo
 
 # Types are those of CI's torch.
 test: $(VENV)/.test $(if $(TORCH),,lint)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup $(PYTEST_ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .

@@ -29,6 +29,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.pluginmanager.hasplugin("xdist"):
+        # What these share takes a minute to make: one process does it.
+        for item in items:
+            if "fake_gpu_runs" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group("fake_gpu"))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     reason = _why_no_gpu() if marked else None
     if reason:
