@@ -12,8 +12,7 @@ is that of the kernels in front of it, from the profiler (median of calls). The 
 row of tiles written once, at the rate of a device copy of the same run; tables, weights and sums are left out of it.
 The bar is 1.2 of the floor.
 
-Worker processes first compile everything into a cache; recognition is not part of its keys by itself, so that each
-provider adds its name.
+Worker processes first compile everything into a cache.
 """
 
 from __future__ import annotations
@@ -189,8 +188,6 @@ class Prologue:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(norm_rope_tile.recognising(self.case.provider == "recognised"))
-            tag = f"{torch.compiler.config.cache_key_tag} {self.case.provider}"
-            stack.enter_context(torch.compiler.config.patch(cache_key_tag=tag))  # type: ignore[attr-defined]
             return self._run(self._operands, self._weights, self._tables)
 
 

@@ -336,6 +336,24 @@ def test_four_video_shapes_through_one_compiled_model(dynamic, most, checkpointi
     assert counters["stats"]["unique_graphs"] <= most
 
 
+def test_a_sparsity_schedule_compiles_once_more():
+    model, inputs = make_model(num_layers=2).train(), make_inputs()
+    handle = sparsify(model, sparsity=0.5, gate=1.0)
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for sparsity in (0.5, 0.6, 0.75, 0.9):
+        handle.sparsity = sparsity
+        assert handle.sparsity == sparsity
+        torch.testing.assert_close(forward(compiled, inputs), forward(model, inputs), rtol=1e-4, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 2
+    with pytest.raises(ArgumentError, match="sparsity"):
+        handle.sparsity = 1.5
+    handle.restore()
+    with pytest.raises(ArgumentError, match="restored"):
+        handle.sparsity = 0.5
+
+
 def test_compile_repeated_blocks():
     model, inputs = make_model().train(), make_inputs()
     sparsify(model, sparsity=0.6, gate=1.0)
