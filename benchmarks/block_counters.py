@@ -4,8 +4,9 @@
 
 Profiles one training step of the block (``block_providers.Block``, ours compiled) under Nsight Compute, once with
 RMSNorm, RoPE and tile recognised and done by kernels of ours, and once with the code that Inductor generates where they
-are not (``lowerings.norm_rope_tile.recognising(False)``). Each path compiles in a cache of its own. A first process lists the kernels of the step with their categories and minimal bytes, as block_breakdown
-has them; a second one runs under ``ncu``, whose rows are matched with that list in order of launch.
+are not (``lowerings.norm_rope_tile.recognising(False)``). Each path compiles in a cache of its own. A first process
+lists the kernels of the step with their categories and minimal bytes, as block_breakdown has them; a second one runs
+under ``ncu``, whose rows are matched with that list in order of launch.
 
 ``ncu`` empties the caches before each kernel, so reads are those of a cold L2. What a kernel wrote last stays in L2 and
 is not in its DRAM bytes, which can hide up to the L2's 60 MB of writes: the bytes that L2 was asked to take stand
