@@ -11,7 +11,10 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
 ifdef TORCH
 VENV ?= .venv/torch-$(TORCH)
-CONSTRAINTS ?= $(VENV)/constraints.txt
+ifneq ($(origin CONSTRAINTS),undefined)
+$(error TORCH and CONSTRAINTS exclude each other)
+endif
+CONSTRAINTS := $(VENV)/constraints.txt
 else
 VENV ?= .venv
 CONSTRAINTS ?= constraints-ci.txt
@@ -48,10 +51,12 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "no Python 3.10 or later was found; name one with make PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv "$(VENV)"
 
+ifdef TORCH
 # Triton goes with torch: the one that this torch asks for, else the newest.
-.venv/torch-%/constraints.txt: constraints-ci.txt
+$(VENV)/constraints.txt: constraints-ci.txt
 	@mkdir -p $(@D)
-	sed -e 's/^torch==.*/torch==$*/' -e '/^triton==/d' $< > $@
+	sed -e 's/^torch==.*/torch==$(TORCH)/' -e '/^triton==/d' $< > $@
+endif
 
 # The stamps are separate so that the demo does not wait for the test tools, and a test environment serves both.
 $(VENV)/.demo: $(INSTALL_INPUTS) | $(BIN)/python

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from vsa_inductor.backends.identity import switch
+from vsa_inductor.errors import ArgumentError
 from vsa_inductor.reference import gated_combine as combine_in_torch
 from vsa_inductor.reference import gated_combine_backward as combine_backward_in_torch
 from vsa_inductor.reference import tile_by_scatter
 from vsa_inductor.reference import tile_sums as tile_sums_in_torch
 from vsa_inductor.reference import tile_sums_backward as spread_rows_in_torch
 
-from . import _inductor_compat as compat
+from . import _inductor_compat_registration as registration
 from . import (
     attention,
     attention_backward,
@@ -61,17 +62,17 @@ def install(best: str = "lowering") -> None:
     """Registers every operator on ``best``, or on the best tier after it that this torch allows.
 
     Raises:
-        ValueError: ``best`` is none of :data:`TIERS`.
+        ArgumentError: ``best`` is none of :data:`TIERS`.
     """
     if best not in TIERS:
-        raise ValueError(f"tier: got {best!r}; allowed: one of {TIERS}")
+        raise ArgumentError("tier", repr(best), f"one of {TIERS}")
     for name, (op, lower, decompose) in _TABLE.items():
-        compat.unregister(op)
+        registration.unregister(op)
         _reasons.pop(name, None)
         _tiers[name] = "opaque"
         for tier, function, register in (
-            ("lowering", lower, compat.register),
-            ("decomposition", decompose, compat.register_decomposition),
+            ("lowering", lower, registration.register),
+            ("decomposition", decompose, registration.register_decomposition),
         ):
             if TIERS.index(tier) < TIERS.index(best):
                 continue
@@ -104,7 +105,7 @@ def use_tier(tier: str) -> Iterator[None]:
     ``torch.ops.vsa`` keeps the code it has.
 
     Raises:
-        ValueError: ``tier`` is none of :data:`TIERS`.
+        ArgumentError: ``tier`` is none of :data:`TIERS`.
     """
     install(tier)
     try:

@@ -34,7 +34,8 @@ class TensorAccess:
         dtype: ``"float32"``.
         num_bytes: how much of it moves. For a generated kernel the least possible: every element once, of a view the
             view alone, of a gather no more elements than it asks for. For a call, the whole operand or result, though
-            lists may select less of it. Symbolic sizes count as in the run that was compiled for.
+            lists may select less of it. Symbolic sizes count as in the run that was compiled for; of a call where one
+            comes out of the graph's own values, such as how many blocks are kept, the traffic is unknown.
     """
 
     buffer: str

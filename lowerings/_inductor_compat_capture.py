@@ -1,8 +1,8 @@
-"""The private names of torch's compiler behind `compile` and `explain`; the other half of `_inductor_compat.py`.
+"""The private names of torch's compiler behind `compile`, `explain`, `assert_recompiles` and export.
 
 :class:`CaptureBackend` compiles as ``backend="inductor"`` does and keeps what was generated, :func:`fresh_compiles`
 keeps caches out of the way, :func:`graph_breaks` collects graph breaks, :func:`recompiles` recompilations. Checked on
-torch 2.11 and 2.13.
+torch 2.11, 2.13 and 2.14.1.
 """
 
 from __future__ import annotations
@@ -14,58 +14,114 @@ import logging
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._inductor import config as inductor_config
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
 from ._captured import CapturedGraph, TensorAccess, calls_of, captured
 
-CustomGraphPass: Any
-try:
-    from torch._inductor.custom_graph_pass import CustomGraphPass
-    from torch._inductor.custom_graph_pass import get_hash_for_files as get_hash_for_files
+Names = Mapping[str, tuple[str, ...]]
 
-    HAS_PASSES = True
-except ImportError:
-    # `compile` then goes without its marks, and says so.
-    CustomGraphPass, HAS_PASSES = object, False
-
-# Module -> what `explain` cannot do without. It looks other names up where it uses them, and reports what it finds.
-NEEDED = {
-    "torch._dynamo": ("config.patch",),
-    "torch._functorch": ("config.patch",),
+_CAPTURE: Names = {
+    "torch._dynamo": ("config.patch", "config.recompile_limit", "config.accumulated_recompile_limit"),
+    "torch._functorch": ("config.patch", "config.enable_autograd_cache"),
     "torch._inductor.compile_fx": ("compile_fx", "compile_fx_inner"),
-    "torch._inductor.config": ("patch",),
+    "torch._inductor.config": (
+        "patch",
+        "cpp_wrapper",
+        "fx_graph_cache",
+        "fx_graph_remote_cache",
+        "trace.provenance_tracking_level",
+    ),
     "torch._inductor.debug": ("_inductor_triton_kernel_to_post_grad_node_info",),
     "torch._inductor.graph": ("GraphLowering.save_output_code",),
     "torch._logging": ("getArtifactLogger",),
 }
+# Entry point -> module -> what it cannot do without.
+NEEDED: Mapping[str, Names] = {
+    "explain": _CAPTURE,
+    "assert_recompiles": {**_CAPTURE, "torch._logging": ("getArtifactLogger", "_internal.log_state.artifact_names")},
+    "compile(mode=...)": {"torch._inductor": ("list_mode_options",)},
+    "export_training_step": {"torch._dispatch.python": ("enable_python_dispatcher",)},
+    "package": {"torch._inductor": ("aoti_compile_and_package",)},
+}
+_STILL = {
+    "explain": "only the report is missing, what compiles is the same",
+    "assert_recompiles": "only the assertion is missing, what compiles is the same",
+    "compile(mode=...)": "without a mode it compiles, and what the mode stands for can be given as options",
+    "export_training_step": "torch.export of the model alone needs none of it",
+    "package": "the exported program is not touched by that",
+}
+# What is lost -> module -> names without which it is.
+OPTIONAL: Mapping[str, Names] = {
+    # `compile` then goes without its marks, and says so.
+    "marks": {
+        "torch._inductor.config": ("joint_custom_pre_pass",),
+        "torch._inductor.custom_graph_pass": ("CustomGraphPass", "get_hash_for_files"),
+    },
+    # `explain` then uses torch.compile's defaults, and says so.
+    "options": {"torch._inductor.config": ("get_config_copy",)},
+    # The report then says "unknown".
+    "traffic": {
+        "torch._inductor.codegen": ("cpp", "triton"),
+        "torch._inductor.debug": ("set_kernel_post_grad_provenance_tracing",),
+        "torch._inductor.dependencies": ("MemoryDep", "StarDep", "WeakDep"),
+        "torch._inductor.ir": ("Buffer", "IRNode", "Layout", "NonOwningLayout"),
+        "torch._inductor.virtualized": ("V.graph",),
+    },
+}
 
 
-def check_names() -> None:
-    """Raises RuntimeError, with the name, where this torch lacks something of :data:`NEEDED`."""
-    for module, names in NEEDED.items():
-        for name in names:
+def missing(names: Names) -> list[str]:
+    """Those of ``names`` that this torch lacks, dotted."""
+    found = []
+    for module, attributes in names.items():
+        for name in attributes:
             try:
                 operator.attrgetter(name)(importlib.import_module(module))
             except (AttributeError, ImportError):
-                wanted = f"explain reads {module}.{name}, which torch {torch.__version__} does not have"
-                raise RuntimeError(f"{wanted}; only the report is missing, what compiles is the same") from None
+                found.append(f"{module}.{name}")
+    return found
+
+
+def check_names(entry: str) -> None:
+    """Raises RuntimeError, with the names, where this torch lacks something of :data:`NEEDED` for ``entry``."""
+    if lacking := missing(NEEDED[entry]):
+        wanted = f"{entry} reads {' and '.join(lacking)}, which torch {torch.__version__} does not have"
+        raise RuntimeError(f"{wanted}; {_STILL[entry]}")
+
+
+CustomGraphPass: Any
+HAS_PASSES = not missing(OPTIONAL["marks"])
+if HAS_PASSES:
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+    from torch._inductor.custom_graph_pass import get_hash_for_files as get_hash_for_files
+else:
+    CustomGraphPass = object
 
 
 def expand_mode(mode: str | None, dynamic: bool | None) -> dict[str, Any]:
-    """The Inductor options that ``torch.compile(mode=...)`` stands for."""
+    """The Inductor options that ``torch.compile(mode=...)`` stands for.
+
+    Raises:
+        RuntimeError: this torch does not tell them.
+    """
+    if mode in (None, "default"):
+        return {}
+    check_names("compile(mode=...)")
     from torch._inductor import list_mode_options
 
-    return dict(list_mode_options(mode, dynamic)) if mode not in (None, "default") else {}
+    return dict(list_mode_options(mode, dynamic))
 
 
 def pass_in_force() -> tuple[Any, ...]:
     """The joint passes that another library set process-wide: an option of the same name would hide them."""
-    return as_passes(inductor_config.joint_custom_pre_pass)
+    from torch._inductor import config
+
+    return as_passes(config.joint_custom_pre_pass)
 
 
 def as_passes(value: Any) -> tuple[Any, ...]:
@@ -78,7 +134,7 @@ def as_passes(value: Any) -> tuple[Any, ...]:
 def options_of(compiled: Any) -> dict[str, Any] | None:
     """The Inductor options of what ``torch.compile`` made: where they differ from the ambient configuration.
 
-    None when it does not tell, which is so of functions after ``fullgraph=True``.
+    None when it does not tell, which is so of functions after ``fullgraph=True``, or this torch does not.
     """
     # A module, also a copied or unpickled one, keeps its backend under the wrappers of Dynamo.
     backend = getattr(getattr(compiled, "dynamo_ctx", None), "callback", None)
@@ -86,20 +142,24 @@ def options_of(compiled: Any) -> dict[str, Any] | None:
         inner = getattr(backend, "_torchdynamo_orig_backend", None)
         backend = inner or getattr(backend, "_torchdynamo_orig_callable", None)
     try:
-        config = (compiled if backend is None else backend).get_compiler_config()
+        given = (compiled if backend is None else backend).get_compiler_config()
     except AttributeError:  # torch.compiler.disable wraps what was never compiled
         return {}
-    if not config:
+    if not given or missing(OPTIONAL["options"]):
         return None
-    ambient = inductor_config.get_config_copy()
-    return {name: value for name, value in config.items() if name in ambient and value != ambient[name]}
+    from torch._inductor import config
+
+    ambient = config.get_config_copy()
+    return {name: value for name, value in given.items() if name in ambient and value != ambient[name]}
 
 
 @contextlib.contextmanager
 def fresh_compiles() -> Iterator[None]:
     """No cache answers instead of the compiler, and no limit on recompiles ends the run early. Nothing is reset."""
+    from torch._inductor import config
+
     with (
-        inductor_config.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
+        config.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
         torch._functorch.config.patch(enable_autograd_cache=False),
         torch._dynamo.config.patch(recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20),
     ):
@@ -172,7 +232,12 @@ _FAILED_GUARD = re.compile(r"^ +- (?P<entry>\d+/\d+\S*): (?P<reason>.*?)(?: +# .
 
 @contextlib.contextmanager
 def recompiles() -> Iterator[list[tuple[str, ...]]]:
-    """Yields a list that fills with the failed guards of every recompilation, those of the latest compilation first."""
+    """Yields a list that fills with the failed guards of every recompilation, those of the latest compilation first.
+
+    Raises:
+        RuntimeError: this torch lacks a name that `assert_recompiles` needs.
+    """
+    check_names("assert_recompiles")
     found: list[tuple[str, ...]] = []
 
     class Collector(logging.Handler):
@@ -206,23 +271,31 @@ def recompiles() -> Iterator[list[tuple[str, ...]]]:
 def _schedules() -> Iterator[dict[str, Any]]:
     """Yields a table that fills with handle of a launch -> its graph (a nested region has one of its own), and the
     scheduler's nodes in the launch, or the IR node of a call."""
-    from torch._inductor import debug
-    from torch._inductor.codegen import cpp, triton
-    from torch._inductor.virtualized import V
-
     found: dict[str, Any] = {}
-    # What numbers the launches also knows their nodes. A torch without it leaves the table empty: traffic is unknown.
-    name = "set_kernel_post_grad_provenance_tracing"
-    original: Any = getattr(debug, name, None)
+    try:
+        from torch._inductor import debug
+        from torch._inductor.codegen import cpp, triton
+        from torch._inductor.virtualized import V
 
-    def keep(schedule: Any, kernel_name: str, *args: Any, **kwargs: Any) -> Any:
-        number = original(schedule, kernel_name, *args, **kwargs)
-        kept = list(schedule) if isinstance(schedule, (list, tuple)) else schedule
-        found[f"{kernel_name}:{number}"] = V.graph, kept
+        # What numbers the launches also knows their nodes.
+        original: Any = debug.set_kernel_post_grad_provenance_tracing
+    except (AttributeError, ImportError):
+        # With the table empty, traffic is unknown.
+        yield found
+        return
+
+    def keep(*args: Any, **kwargs: Any) -> Any:
+        number = original(*args, **kwargs)
+        # A report must not stop the compilation that it tells of.
+        with contextlib.suppress(Exception):
+            schedule, kernel_name = args[:2]
+            kept = list(schedule) if isinstance(schedule, (list, tuple)) else schedule
+            found[f"{kernel_name}:{number}"] = V.graph, kept
         return number
 
     # Imported by name, hence three times the same function.
-    holders = [module for module in (debug, cpp, triton) if original and getattr(module, name, None) is original]
+    name = "set_kernel_post_grad_provenance_tracing"
+    holders = [module for module in (debug, cpp, triton) if getattr(module, name, None) is original]
     for module in holders:
         setattr(module, name, keep)
     try:
@@ -233,29 +306,36 @@ def _schedules() -> Iterator[dict[str, Any]]:
 
 
 Accesses = tuple[TensorAccess, ...]
+
+
+class _UnknownSize(Exception):
+    """A size that only the run tells."""
+
+
 # Buffer -> the number of elements that are touched, by each way of touching it.
 Touched = dict[str, dict[Any, Any]]
 
 
 def _traffic(schedules: dict[str, Any]) -> tuple[dict[str, tuple[Accesses, Accesses]], dict[str, TensorAccess]]:
     """What every launch reads and writes, each tensor once, and the results of the graph that is being generated."""
-    from torch._inductor.virtualized import V
-
-    graph = V.graph
     found: dict[str, tuple[Accesses, Accesses]] = {}
     outputs: dict[str, TensorAccess] = {}
     # A report must not stop the compilation that it tells of, whatever became of the names below.
-    missing = contextlib.suppress(Exception)
+    unknown = contextlib.suppress(Exception)
     for handle, (own, schedule) in schedules.items():
-        with missing:
+        with unknown:
             reads, writes = (_of_kernel if isinstance(schedule, list) else _of_call)(own, schedule)
             found[handle] = tuple(_accesses(own, reads)), tuple(_accesses(own, writes))
-    with missing:
+    with unknown:
+        from torch._inductor.virtualized import V
+
+        graph = V.graph
         (result,) = (node for node in graph.graph.nodes if node.op == "output")
         for node, value in zip(tree_leaves(result.args), graph.graph_outputs, strict=True):
-            if isinstance(node, torch.fx.Node) and (name := value.maybe_get_name()):
-                whole = {_storage(graph, name): {None: math.prod(value.get_size())}}
-                outputs.update((node.name, access) for access in _accesses(graph, whole))
+            with contextlib.suppress(_UnknownSize):
+                if isinstance(node, torch.fx.Node) and (name := value.maybe_get_name()):
+                    whole = {_storage(graph, name): {None: math.prod(value.get_size())}}
+                    outputs.update((node.name, access) for access in _accesses(graph, whole))
     return found, outputs
 
 
@@ -326,7 +406,11 @@ def _is_tensor(graph: Any, name: str) -> bool:
 
 
 def _accesses(graph: Any, touched: Touched) -> Iterator[TensorAccess]:
+    """The tensors behind ``touched``; raises :class:`_UnknownSize` where it takes a value to know how much moves."""
+
     def hint(size: Any) -> int:
+        if free_unbacked_symbols(size):
+            raise _UnknownSize(size)
         return int(graph.sizevars.optimization_hint(size, fallback=0))
 
     for name, ways in touched.items():
@@ -404,12 +488,22 @@ class CaptureBackend:
 
 
 def compile_package(exported: torch.export.ExportedProgram, path: str, options: dict[str, Any]) -> None:
-    """AOTInductor's package of a program, written to ``path``."""
+    """AOTInductor's package of a program, written to ``path``.
+
+    Raises:
+        RuntimeError: this torch has no function for that.
+    """
+    check_names("package")
     torch._inductor.aoti_compile_and_package(exported, package_path=path, inductor_configs=options)
 
 
 def symbolic_composites() -> contextlib.AbstractContextManager[Any]:
-    """Composite operators such as matmul keep symbolic sizes while traced; in C++ some of them make them constants."""
+    """Composite operators such as matmul keep symbolic sizes while traced; in C++ some of them make them constants.
+
+    Raises:
+        RuntimeError: this torch has no switch for that.
+    """
+    check_names("export_training_step")
     from torch._dispatch.python import enable_python_dispatcher
 
     return enable_python_dispatcher()

@@ -200,21 +200,20 @@ def test_options_of_one_thread_do_not_reach_another() -> None:
 
 
 def test_one_compiled_function_follows_the_options_of_each_thread() -> None:
-    layout = torch.compile(lambda q, k, v: vsa.video_sparse_attention(q, k, v, LAYOUT), backend="eager")
+    compiled = torch.compile(lambda q, k, v: vsa.video_sparse_attention(q, k, v, LAYOUT), backend="eager")
 
     def strict_triton() -> str:
         with (
             vsa.options(backend="triton", strict=True),
             pytest.raises(Exception, match="strict=True forbids") as caught,
         ):
-            layout(*operands())
+            compiled(*operands())
         return str(caught.value)
 
     def default() -> Tensor:
-        return layout(*operands())
+        return compiled(*operands())
 
-    if torch.cuda.is_available():
-        pytest.skip("needs a machine where the triton backend refuses")
+    # Operands on the CPU, which the triton backend refuses on every machine.
     first, out, again = in_threads(strict_triton, default, default)
     assert "triton" in first and torch.equal(out, again)
 
@@ -233,3 +232,21 @@ def test_two_threads_explain_at_once() -> None:
         return once(once(q, k, v), k, v)
 
     assert in_threads(lambda: attentions(once), lambda: attentions(twice)) == [1, 2]
+
+
+def test_threads_count_their_own_recompilations() -> None:
+    """As `explain`: reasons come from torch's log, whose settings are those of before afterwards."""
+    before = torch._logging._internal.log_state.artifact_names.copy()
+
+    def check(most: int) -> str:
+        calls = [(torch.ones(n, n),) for n in (3, 4)]
+        try:
+            vsa.testing.assert_recompiles(lambda x: x @ x, calls, at_most=most)
+        except AssertionError as error:
+            return str(error).splitlines()[0]
+        return "passed"
+
+    results = in_threads(*(lambda most=most: check(most) for most in (0, 1, 0, 1)))
+    assert [result == "passed" for result in results] == [False, True, False, True], results
+    assert all("got 1" in result for result in results if result != "passed")
+    assert torch._logging._internal.log_state.artifact_names == before

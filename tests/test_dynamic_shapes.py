@@ -15,14 +15,14 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from vsa_inductor import ArgumentError, BlockSelection, TileLayout, block_sparse_attention, video_sparse_attention
 from vsa_inductor.selection import num_kept_blocks
 
-# Video shape, sparsity and batch of six calls. No two sizes of one call are equal by accident: torch would assume it.
+# Video shape and sparsity of six calls. No two sizes of one call are equal by accident: torch would assume it.
 CALLS = [
-    ((5, 4, 8), 0.5, 2),
-    ((6, 8, 9), 0.5, 2),
-    ((6, 8, 9), 0.6, 2),
-    ((8, 12, 9), 0.8, 2),
-    ((7, 12, 9), 0.9, 2),
-    ((4, 12, 9), 0.3, 2),
+    ((5, 4, 8), 0.5),
+    ((6, 8, 9), 0.5),
+    ((6, 8, 9), 0.6),
+    ((8, 12, 9), 0.8),
+    ((7, 12, 9), 0.9),
+    ((4, 12, 9), 0.3),
 ]
 
 
@@ -62,9 +62,9 @@ def _step(fn: Callable[..., Tensor], leaves: list[Tensor], *rest: Any) -> list[T
 def test_video_shape_and_sparsity_change(dynamic, most):
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(_video, fullgraph=True, dynamic=dynamic, backend=counter)
-    for shape, sparsity, batch in CALLS:
+    for shape, sparsity in CALLS:
         layout = TileLayout.from_video_shape(*shape)
-        _assert_same_step(compiled, _video, _tensors(layout, batch), layout, sparsity)
+        _assert_same_step(compiled, _video, _tensors(layout), layout, sparsity)
     assert counter.frame_count <= most
 
 
@@ -72,9 +72,9 @@ def test_video_shape_and_sparsity_change(dynamic, most):
 def test_one_inductor_graph_for_every_shape_and_sparsity(device):
     counter = CompileCounterWithBackend("inductor")
     compiled = torch.compile(_video, fullgraph=True, dynamic=True, backend=counter)
-    for shape, sparsity, batch in CALLS:
+    for shape, sparsity in CALLS:
         layout = TileLayout.from_video_shape(*shape, device=device)
-        _assert_same_step(compiled, _video, _tensors(layout, batch), layout, sparsity)
+        _assert_same_step(compiled, _video, _tensors(layout), layout, sparsity)
     assert counter.frame_count == 1
 
 
@@ -103,6 +103,17 @@ def test_a_constant_sparsity_is_a_constant_size():
         compiled(*_tensors(layout), layout, sparsity)
     called = [[node.target for node in graph.graph.nodes] for graph in graphs]
     assert [torch.ops.vsa.num_kept_blocks in names for names in called] == [False, True]
+
+
+def test_a_changing_sparsity_on_another_default_device():
+    """The count is made on the host, whatever device new tensors are made on."""
+    layout = TileLayout.from_video_shape(5, 4, 8)
+    compiled = torch.compile(_video, fullgraph=True, backend="aot_eager")
+    for sparsity in (0.5, 0.3):
+        tensors = [x.detach() for x in _tensors(layout)]
+        with torch.device("meta"):
+            out = compiled(*tensors, layout, sparsity)
+        torch.testing.assert_close(out, _video(*tensors, layout, sparsity))
 
 
 @pytest.mark.parametrize("sparsity", [-0.1, 1.1, float("nan")])

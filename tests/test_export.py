@@ -274,8 +274,14 @@ class TestTrainingStep:
 
     def test_no_parameter(self):
         layout = _layout()
+        for model in (Attention().requires_grad_(False), nn.Identity()):
+            with pytest.raises(vsa.ArgumentError, match="model: got no parameter that requires a gradient"):
+                vsa.export_training_step(model, torch.sum, (_tokens(layout), layout))
+
+    def test_a_loss_that_depends_on_none(self):
+        layout = _layout()
         with pytest.raises(vsa.ArgumentError, match="loss_fn: got an output without gradient"):
-            vsa.export_training_step(Attention().requires_grad_(False), torch.sum, (_tokens(layout), layout))
+            vsa.export_training_step(Attention(), lambda out: out.detach().sum(), (_tokens(layout), layout))
 
     def test_one_tensor_for_two_arguments(self):
         """torch.export makes one input of it, and the loss would compare that with itself for ever."""

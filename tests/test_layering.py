@@ -1,4 +1,4 @@
-"""Which way the rooms may import, read from the source; and private names of the compiler stand in one file."""
+"""Which way the rooms may import, read from the source; and which files know private names of torch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ import vsa_inductor
 PACKAGE = Path(vsa_inductor.__file__).parent
 LOWERINGS = Path(vsa_inductor.lowerings.__file__).parent
 ROOT = PACKAGE.parent
-# For lowerings, and for `compile` and `explain`.
-COMPAT = [LOWERINGS / "_inductor_compat.py", LOWERINGS / "_inductor_compat_capture.py"]
+# For lowerings, for their registration, and for `compile` and `explain`.
+COMPAT = [LOWERINGS / f"_inductor_compat{part}.py" for part in ("", "_registration", "_capture")]
+# For gradients under torch.func.
+FUNCTORCH_COMPAT = PACKAGE / "ops" / "_functorch_compat.py"
 # Private compilers of torch. torch.compiler is their public face.
 PRIVATE = ("torch._inductor", "torch._dynamo", "torch._functorch")
 
@@ -75,6 +77,28 @@ def imports_of(path: Path) -> list[Import]:
     return found
 
 
+def names_of(path: Path) -> list[str]:
+    """Every dotted name of a file in full: what it imports, and attributes of that."""
+    imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    full = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in imports
+        if isinstance(node, ast.ImportFrom) and not node.level
+        for alias in node.names
+    } | {alias.asname: alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
+    names = [x.module for x in imports_of(path)]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute):
+            first, _, rest = ast.unparse(node).partition(".")
+            names.append(f"{full.get(first, first)}.{rest}")
+    return names
+
+
+def private_to_autograd(name: str) -> bool:
+    """``torch._C``, and what begins with an underscore within ``torch.autograd`` and ``torch.func``."""
+    return within(name, "torch._C") or (within(name, "torch.autograd", "torch.func") and "._" in name)
+
+
 def within(module: str, *packages: str) -> bool:
     return any(module == package or module.startswith(package + ".") for package in packages)
 
@@ -125,19 +149,18 @@ def test_kernels_are_imported_when_they_launch(path):
 
 @pytest.mark.parametrize("path", EVERYTHING, ids=ids)
 def test_private_compiler_names_stand_in_one_file(path):
-    if path in COMPAT:
-        return
-    for x in imports_of(path):
-        assert not within(x.module, *PRIVATE), f"{path.name} imports {x.module}"
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Attribute):
-            assert not within(ast.unparse(node), *PRIVATE), f"{path.name}:{node.lineno} uses {ast.unparse(node)}"
+    for name in names_of(path):
+        assert path in COMPAT or not within(name, *PRIVATE), f"{path.name} uses {name}"
+        assert path == FUNCTORCH_COMPAT or not private_to_autograd(name), f"{path.name} uses {name}"
 
 
 def test_the_private_names_are_really_in_that_file():
-    assert all(any(within(x.module, *PRIVATE) for x in imports_of(path)) for path in COMPAT), (
-        "else the test above looks for nothing"
-    )
+    for path in COMPAT:
+        assert any(within(name, *PRIVATE) for name in names_of(path)), "else the test above looks for nothing"
+    found = {name for name in names_of(FUNCTORCH_COMPAT) if private_to_autograd(name)}
+    for name in ("torch._C._functorch", "torch.autograd.function._SingleLevelFunction"):
+        assert name in found, "else the test above looks for nothing"
+    assert "torch.autograd.forward_ad._set_fwd_grad_enabled" in found, "under another name"
 
 
 @pytest.mark.parametrize("path", sources(LOWERINGS), ids=ids)

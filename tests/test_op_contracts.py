@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from vsa_inductor.backends.capability import backend_named
 
 LAYOUT = {"T": 3, "H": 5, "W": 6}
 LAYOUTS = ("tile", "untile", "tile_to_bhsd")
+# Arguments that are one for the whole batch.
+TABLES = ("token_slot", "slot_token", "kv_block_sizes")
 DIFFERENTIABLE = (*LAYOUTS, "gated_combine", "attention")
 
 
@@ -32,6 +35,17 @@ def raster(view: str, heads: int = 2, device: str = "cpu", dtype: torch.dtype = 
 
 def leaf(x: Tensor, requires_grad: bool) -> Tensor:
     return x.detach().requires_grad_(requires_grad)
+
+
+def norm_rope_tile_arguments(name: str, layout: TileLayout, x: Tensor) -> tuple[Any, ...]:
+    """With neither norm nor rotation."""
+    index = [*x.stride()[:3], 0]
+    if name == "norm_rope_tile":
+        indices = (layout.slot_token, index, [], [], [])
+        return [x], [], [], *indices, list(x.shape), "none", "none", 0, 1.0, 0.0, 64
+    dtiled, dsums = (x.new_ones(2, 2, n, 16) for n in (layout.num_slots, layout.num_blocks))
+    indices = (layout.slot_token, [], [], [], [], [])
+    return dtiled, dsums, None, None, None, [], *indices, list(x.shape), "none", "none", 1.0, 64, True, False
 
 
 def call(
@@ -59,6 +73,14 @@ def call(
         return op, (leaf(raster(view, device=device), grad), out, gate, coarse, *tables, 64, True, True), {}
     if name == "tile_to_bhsd":
         return op, ([leaf(raster(view, heads, device), grad) for heads in (2, 1, 4)], tables[1]), {}
+    if name in ("tile_sums", "tile_sums_backward"):
+        blocks = layout.num_slots if name == "tile_sums" else layout.num_blocks
+        rest = (64,) if name == "tile_sums" else (64, torch.float32)
+        return op, (leaf(operand((2, 2, blocks, 16), view, device=device), grad), *rest), {}
+    if name == "num_kept_blocks":
+        return op, (torch.tensor(0.5), 6), {}
+    if name.startswith("norm_rope_tile"):
+        return op, norm_rope_tile_arguments(name, layout, raster(view, device=device)), {}
     if name == "select_blocks":
         return op, (operand((2, 2, 4, 6), view, device=device), 3, 1), {}
     problem = random_problem(
@@ -254,6 +276,38 @@ def test_forward_mode_is_refused(name):
     with torch.autograd.forward_ad.dual_level(), pytest.raises(RuntimeError, match="allowed: reverse-mode"):
         first(torch.autograd.forward_ad.make_dual(flat[0], flat[0]))
     assert torch.equal(first(flat[0]), first(flat[0])), "without a tangent nothing is refused"
+
+
+@pytest.mark.parametrize("name", sorted(torch.ops.vsa))
+def test_vmap_is_a_loop_or_refused(name):
+    """Every operator there is, whoever defined it: folded only if the batch dimension of every tensor comes first."""
+    # The native operators have the arguments of eager.
+    _, args, _ = call(re.sub(r"^(attention(_backward)?)_(?!backward)\w+", r"\1_eager", name))
+    op = getattr(torch.ops.vsa, name).default
+    is_table = [argument.name in TABLES for argument in op._schema.arguments]
+
+    def run(*tensors):
+        rest = iter(tensors)
+        return op(
+            *(
+                x if table else pytree.tree_map_only(Tensor, lambda _: next(rest), x)
+                for x, table in zip(args, is_table, strict=True)
+            )
+        )
+
+    mapped = pytree.tree_leaves([x for x, table in zip(args, is_table, strict=True) if not table])
+    tensors = [x for x in mapped if isinstance(x, Tensor)]
+    # Valid and different inputs: one has its batch the other way round. Three, for a batch of two.
+    flipped = [x.flip(0) if x.dim() else x for x in tensors]
+    samples = (tensors, flipped, tensors)
+    stacked = [torch.stack(each) for each in zip(*samples, strict=True)]
+    if name not in (*LOGICAL, "tile_sums", "tile_sums_backward"):
+        with pytest.raises(RuntimeError, match=f"vsa::{name} does not support torch.func.vmap: call it in a loop"):
+            torch.func.vmap(run)(*stacked)
+        return
+    outputs = pytree.tree_leaves(torch.func.vmap(run)(*stacked))
+    for i, one in enumerate(samples):
+        torch.testing.assert_close([x[i] for x in outputs], pytree.tree_leaves(run(*one)))
 
 
 def test_every_operator_says_that_it_is_compliant():

@@ -344,3 +344,16 @@ def test_an_installation_has_the_entry_point() -> None:
     if not found:
         pytest.skip("the installation is older than the plugin")
     assert [entry.load() for entry in found] == [importlib.import_module(PLUGIN)]
+
+
+def test_a_marker_that_nothing_checks_is_an_error(run) -> None:
+    result = run("""
+    import pytest
+
+
+    @pytest.mark.vsa_region(graphs=7)
+    def test_it(vsa_region):
+        pass
+    """)
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*the marker vsa_region declares what the test never checks*"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vsa_inductor import TileLayout, block_sparse_attention
+from vsa_inductor import TileLayout, block_sparse_attention, video_sparse_attention
 from vsa_inductor.compiling import compile, explain
 from vsa_inductor.lowerings import _inductor_compat_capture as compat
 from vsa_inductor.reporting import Call, RegionReport, size_of
@@ -160,6 +160,30 @@ def test_symbolic_sizes_count_as_in_the_run() -> None:
     assert _moved(call) == (N * FP32, N * FP32)
     assert "at the sizes of this run" in str(report)
     assert "at the sizes of this run" not in str(explain(torch.sin, _x()))
+
+
+@pytest.mark.parametrize("needs_grad", [False, True], ids=["inference", "training"])
+def test_unknown_where_only_the_run_tells_a_size(needs_grad: bool) -> None:
+    """How many blocks a sparsity given as an argument keeps; what has another size stays known."""
+    layout = TileLayout.from_video_shape(5, 4, 4)
+
+    def attend(q: Tensor, sparsity: float) -> Tensor:
+        return video_sparse_attention(q, q, q, layout, sparsity=sparsity)
+
+    q = torch.randn(1, layout.num_tokens, 2, 16, requires_grad=needs_grad)
+    report = explain(compile(attend, dynamic=True), q, 0.5)
+    moved = {call.name: _moved(call) for call in report.calls}
+    assert moved["vsa.select_blocks"] == moved["vsa.attention_eager"] == (None, None)
+    (untile,) = (call for call in report.calls if "vsa.untile" in call.fused and call.direction != "backward")
+    assert untile.bytes_written == q.numel() * FP32
+    for graph in report.graphs:
+        tensors = [output.tensor for direction in graph.directions for output in direction.outputs]
+        tensors += [access for call in report.calls for access in (*(call.reads or ()), *(call.writes or ()))]
+        # An unbacked size is called u0.
+        assert tensors and not [tensor for tensor in tensors if "u" in "".join(map(str, tensor.shape))]
+        # The lists of kept blocks, whose size is unknown, hide no result behind them: lse.
+        kept = [output.tensor.num_bytes for output in graph.kept if output.tensor.dtype == "float32"]
+        assert (2 * layout.num_slots * FP32 in kept) == needs_grad
 
 
 @contextlib.contextmanager

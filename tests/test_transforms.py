@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +18,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, functionalize, grad, hessian, jacrev, jvp, vjp, vmap
 
 import vsa_inductor as vsa
+from vsa_inductor.ops import _functorch_compat
 
 LAYOUT = vsa.TileLayout.from_video_shape(5, 4, 4)
 SHAPE = (1, LAYOUT.num_tokens, 2, 16)
@@ -95,6 +100,16 @@ def test_vmap(in_dims: tuple[int | None, ...], gate: float | None) -> None:
     for i in range(3):
         one = [x if dim is None else x.select(dim, i) for x, dim in zip(args, in_dims, strict=True)]
         torch.testing.assert_close(out[i], attend(*one, gate))
+
+
+@pytest.mark.parametrize("gate", [None, 1.0])
+def test_vmap_over_nothing(gate: float | None) -> None:
+    """The sizes of a result without elements do not say how large the batch inside vmap was."""
+    q, k, v = (torch.empty(0, 2, *SHAPE[1:]) for _ in range(3))
+    assert vmap(lambda q, k, v: attend(q, k, v, gate))(q, k, v).shape == q.shape
+    assert (
+        vmap(grad(loss), in_dims=(0, None, None))(q, k.new_ones(q.shape[1:]), v.new_ones(q.shape[1:])).shape == q.shape
+    )
 
 
 def test_vmap_gradients_of_what_is_mapped_and_what_is_shared() -> None:
@@ -275,3 +290,63 @@ def test_sparsify_a_model_on_meta() -> None:
     out.mean().backward()
     assert out.is_meta and out.shape == latents[0].shape
     assert model.blocks[0].attn1.to_q.weight.grad.shape == model.blocks[0].attn1.to_q.weight.shape
+
+
+# What records a gradient formula for one level; where one is missing, nothing is recorded.
+LEVELS = (
+    "_C._are_functorch_transforms_active",
+    "_C._functorch.get_single_level_autograd_function_allowed",
+    "_C._functorch.set_single_level_autograd_function_allowed",
+    "_C._AutoDispatchBelowAutograd",
+    "autograd.function._SingleLevelFunction",
+    "autograd.forward_ad._set_fwd_grad_enabled",
+)
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_one_missing_private_name_is_enough(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = _functorch_compat.__file__
+    assert runpy.run_path(file)["FOUND"]
+    monkeypatch.delattr(f"torch.{name}")
+    assert not runpy.run_path(file)["FOUND"]
+
+
+def test_without_the_dual_level_tangents_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not _functorch_compat.may_have_tangents()
+    monkeypatch.delattr(forward_ad, "_current_level")
+    assert _functorch_compat.may_have_tangents()
+
+
+WITHOUT_PRIVATE_NAMES = """
+import operator, sys
+import torch._dynamo  # reads one of them as it is imported
+places = [(operator.attrgetter(place)(torch), name) for place, _, name in (x.rpartition(".") for x in sys.argv[1:])]
+values = [getattr(*place) for place in places]
+for place in places:
+    delattr(*place)
+import vsa_inductor
+# torch itself needs them.
+for place, value in zip(places, values):
+    setattr(*place, value)
+
+from test_transforms import attend, eager_gradients, loss, operands
+assert not vsa_inductor.ops._functorch_compat.FOUND
+torch.save((attend(*operands()), eager_gradients(*operands())), "plain.pt")
+try:
+    torch.func.grad(loss)(*operands())
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_a_torch_without_the_private_names(tmp_path: Path) -> None:
+    """The package imports, plain calls and gradients are the same, and torch's refusal of torch.func remains."""
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{WITHOUT_PRIVATE_NAMES}"
+    result = subprocess.run(
+        [sys.executable, "-c", code, *LEVELS], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert "setup_context" in result.stdout, "torch.func.grad: " + result.stdout
+    out, gradients = torch.load(tmp_path / "plain.pt")
+    assert torch.equal(out, attend(*operands()))
+    assert all(torch.equal(a, b) for a, b in zip(gradients, eager_gradients(*operands()), strict=True))

@@ -1,6 +1,6 @@
 """Video sparse attention as a first-class citizen of torch.compile. Public names only."""
 
-from . import backends, checkpointing, lowerings, ops, testing  # registers every operator and its lowering
+from . import backends, checkpointing, exporting, lowerings, ops, testing  # registers every operator and its lowering
 from .attention import block_sparse_attention, video_sparse_attention
 from .backends.capability import backend_names
 from .backends.report import backend_report
@@ -32,6 +32,7 @@ __all__ = [
     "compile",
     "explain",
     "export_training_step",
+    "exporting",
     "load_library",
     "lowerings",
     "ops",

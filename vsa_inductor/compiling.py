@@ -179,7 +179,7 @@ def _options(mode: str | None, given: dict[str, Any] | None, dynamic: bool | Non
 
 
 # What is captured is captured from hooks of the whole process. A function that is explained may explain another.
-_one_at_a_time = threading.RLock()
+one_at_a_time = threading.RLock()
 
 
 def explain(
@@ -204,11 +204,11 @@ def explain(
         ValueError: ``backward=True`` and no floating-point output requires a gradient.
         RuntimeError: this torch lacks a private name that the report is read from.
     """
-    compat.check_names()
-    original, options, dynamic = _unwrap(fn)
+    compat.check_names("explain")
+    original, options, dynamic = unwrap(fn)
     backend = compat.CaptureBackend(options or {})
-    with _one_at_a_time, _restored(original, inputs, kwargs), compat.fresh_compiles(), compat.graph_breaks() as breaks:
-        outputs = compat.isolated_compile(_entry(original), backend, dynamic)(*inputs, **kwargs)
+    with one_at_a_time, restored(original, inputs, kwargs), compat.fresh_compiles(), compat.graph_breaks() as breaks:
+        outputs = compat.isolated_compile(entry(original), backend, dynamic)(*inputs, **kwargs)
         differentiable = [
             leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad and leaf.grad_fn
         ]
@@ -226,7 +226,7 @@ def explain(
     return _report(backend, breaks, notes)
 
 
-def _unwrap(fn: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any] | None, bool | None]:
+def unwrap(fn: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any] | None, bool | None]:
     """What was compiled, with which options (None: it does not tell), and ``dynamic``."""
     original = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None)
     if original is None:
@@ -241,7 +241,7 @@ def _unwrap(fn: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any] 
 _entries = itertools.count()
 
 
-def _entry(fn: Callable[..., Any]) -> Callable[..., Any]:
+def entry(fn: Callable[..., Any]) -> Callable[..., Any]:
     """``fn`` behind a frame that nobody else compiles: its cache entries go away with it.
 
     Dynamo keeps compilations on code objects, and what it learnt about dynamic sizes under (file, line, name): a copied
@@ -281,7 +281,7 @@ def _run_backward(outputs: list[Tensor]) -> bool:
 
 
 @contextlib.contextmanager
-def _restored(fn: Callable[..., Any], inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+def restored(fn: Callable[..., Any], inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
     """Puts ``.grad``, changed inputs and buffers, and random states back."""
     reachable = (*_bound_to(fn), *tree_leaves((inputs, kwargs)))
     modules = [value for value in reachable if isinstance(value, torch.nn.Module)]

@@ -25,9 +25,6 @@ from .errors import ArgumentError
 from .lowerings import _inductor_compat_capture as compat
 from .tiling import TileLayout
 
-# A saved program holds its example inputs, and torch reads only types it was told of without complaint.
-torch.serialization.add_safe_globals([TileLayout])
-
 # All that a process says which cannot run a package is the name of the first operator it misses. So packages call the
 # operators under this name: "Could not find schema for import_vsa_inductor_first::select_blocks".
 _PACKAGED = "import_vsa_inductor_first"
@@ -119,8 +116,8 @@ def export_training_step(
         The step: ``loss, gradients = step(*inputs, *targets)``.
 
     Raises:
-        ArgumentError: the loss is no scalar or depends on no parameter that requires a gradient; one tensor stands for
-            two inputs or targets.
+        ArgumentError: no parameter requires a gradient; the loss is no scalar or depends on none of them; one tensor
+            stands for two inputs or targets.
     """
     arguments = (*inputs, *targets)
     tensors = [id(x) for x in pytree.tree_leaves(arguments) if isinstance(x, Tensor)]
@@ -129,6 +126,8 @@ def export_training_step(
         raise ArgumentError("inputs, targets", "one tensor twice", "a tensor of its own for each place")
     shapes: Any = (tuple(dynamic_shapes),) if isinstance(dynamic_shapes, Sequence) else dynamic_shapes
     trained = [_MODEL + name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if not trained:
+        raise ArgumentError("model", "no parameter that requires a gradient", "at least one")
     with torch.enable_grad():
         whole = _Loss(model, loss_fn, len(inputs))
         forward = torch.export.export(whole, arguments, dynamic_shapes=shapes, strict=strict)
@@ -144,7 +143,9 @@ def load_training_step(path: str | os.PathLike[str]) -> TrainingStep:
     Raises:
         ArgumentError: the file holds another exported program.
     """
-    exported = torch.export.load(path)
+    # A saved program holds its example inputs, and torch reads only types that it was told of without complaint.
+    with torch.serialization.safe_globals([TileLayout]):
+        exported = torch.export.load(path)
     out_spec = exported.call_spec.out_spec
     children = [] if out_spec is None else out_spec.children()
     if len(children) != 2 or children[1].type is not dict:

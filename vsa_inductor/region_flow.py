@@ -49,14 +49,13 @@ def anchor(graph: CompiledGraph, direction: CompiledDirection) -> str:
 def flow_of(graph: CompiledGraph, direction: CompiledDirection) -> Flow:
     """The flow through ``direction``, one of the modules of ``graph``."""
     flow = Flow(anchor(graph, direction), direction.calls)
-    last = flow.final
     for step, call in enumerate(direction.calls):
         for access in call.reads or ():
-            if access.buffer in last:
-                writer = flow.writer[step, access.buffer] = last[access.buffer]
+            if access.buffer in flow.final:
+                writer = flow.writer[step, access.buffer] = flow.final[access.buffer]
                 flow.readers.setdefault((writer, access.buffer), []).append(step)
         for access in call.writes or ():
-            last[access.buffer] = step
+            flow.final[access.buffer] = step
     _give_lanes(flow)
     kept = {output.name: output.tensor.buffer for output in graph.kept}
     if direction.direction == "forward":

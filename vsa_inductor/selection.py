@@ -74,7 +74,7 @@ def num_kept_blocks(sparsity: float, num_blocks: int) -> int:
     """
     if torch.compiler.is_compiling() and not has_static_value(sparsity):
         # Arithmetic on a tensor is what torch keeps of a float that is not constant.
-        kept = torch.ops.vsa.num_kept_blocks(torch.ones((), dtype=torch.float64) - sparsity, num_blocks)
+        kept = torch.ops.vsa.num_kept_blocks(torch.ones((), dtype=torch.float64, device="cpu") - sparsity, num_blocks)
         torch._check(kept >= 1)
         torch._check(kept <= num_blocks)
         return kept

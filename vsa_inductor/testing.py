@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 from urllib.parse import quote
 
-from .compiling import _entry, _restored, _unwrap, explain
+from .compiling import entry, explain, one_at_a_time, restored, unwrap
 from .errors import ArgumentError
 from .expectations import Detail, Expectation, check_count, difference, places, structure
 from .lowerings import _inductor_compat_capture as compat
@@ -89,13 +89,13 @@ def assert_recompiles(fn: Callable[..., Any], calls: Sequence[Sequence[Any]], at
     check_count("at_most", at_most)
     if len(calls) < 2 or not all(isinstance(inputs, (tuple, list)) for inputs in calls):
         raise ArgumentError("calls", f"{len(calls)} calls", "two or more, each a tuple or list of inputs")
-    original, options, dynamic = _unwrap(fn)
+    original, options, dynamic = unwrap(fn)
     backend = compat.CaptureBackend(options or {})
     recompiled: list[tuple[int, tuple[str, ...]]] = []
-    with compat.fresh_compiles(), compat.recompiles() as found:
-        compiled = compat.isolated_compile(_entry(original), backend, dynamic)
+    with one_at_a_time, compat.fresh_compiles(), compat.recompiles() as found:
+        compiled = compat.isolated_compile(entry(original), backend, dynamic)
         for number, inputs in enumerate(calls, 1):
-            with _restored(original, tuple(inputs), kwargs):
+            with restored(original, tuple(inputs), kwargs):
                 compiled(*inputs, **kwargs)
             recompiled.extend((number, reasons) for reasons in found[len(recompiled) :])
     if not backend.num_graphs:
@@ -118,6 +118,7 @@ class RegionGuard:
 
     Attributes:
         accepted: the files that were written.
+        used: whether anything was checked.
 
     Raises:
         ArgumentError: a keyword that is not known.
@@ -128,6 +129,7 @@ class RegionGuard:
         self._accept = accept
         self._stored: set[Path] = set()
         self.accepted: list[Path] = []
+        self.used = False
         self._declared = _known(declared or {}, ("recompiles", *_CHECKED))
         self._recompiles = self._declared.pop("recompiles", 0)
         check_count("recompiles", self._recompiles)
@@ -158,6 +160,7 @@ class RegionGuard:
             ArgumentError: a keyword or value that is not known.
         """
         __tracebackhide__ = True
+        self.used = True
         expectation, stored, detail = _expectation({**self._declared, **_known(expected, _CHECKED)})
         report = assert_region(expectation, fn, *inputs, backward=backward, **(kwargs or {}))
         if stored:
@@ -169,6 +172,7 @@ class RegionGuard:
     ) -> None:
         """:func:`assert_recompiles`; ``at_most`` is the marker's ``recompiles``, or 0, unless given."""
         __tracebackhide__ = True
+        self.used = True
         assert_recompiles(fn, calls, self._recompiles if at_most is None else at_most, **kwargs)
 
     def _compare(self, compiled: str, name: str, report: RegionReport) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..native import NativeStatus, status
+from ..page import document, el, table
 from .capability import DIRECTIONS, Refusal, backend_named, backend_names, device_capability
 from .contract import Problem
 
@@ -62,8 +63,6 @@ class BackendReport:
 
     def to_html(self) -> str:
         """The report as one HTML page: no script, and nothing that it would have to load."""
-        from ..page import document, el, table
-
         devices = []
         for number, device in enumerate(self.devices):
             refusals = [(refusal.backend, refusal.direction, refusal.sentence) for refusal in device.refusals]

@@ -238,7 +238,8 @@ def sparsify(
 ) -> SparsifyHandle:
     """Replace a model's self-attention by video sparse attention, in place.
 
-    Sparsify before compiling. Cross-attention stays dense, other models in the process stay as they are.
+    Sparsify before ``torch.compile(model)``, whose result is refused.
+    Cross-attention stays dense, other models in the process stay as they are.
 
     Args:
         model: a diffusers `WanTransformer3DModel`.

@@ -14,22 +14,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
+from . import _functorch_compat
+
 NAMESPACE = "vsa"
 _KEY = "CompositeExplicitAutograd"
-# Operators whose tensors have the batch dimension first, all but what `_SHARED` names.
-_BATCHED = (
-    "attention",
-    "attention_backward",
-    "gated_combine",
-    "gated_combine_backward",
-    "select_blocks",
-    "tile",
-    "tile_sums",
-    "tile_sums_backward",
-    "tile_to_bhsd",
-    "transpose_blocks",
-    "untile",
-)
+# Arguments that are one for the whole batch.
 _SHARED = ("token_slot", "slot_token", "kv_block_sizes")
 
 
@@ -52,7 +41,7 @@ _single_level: dict[str, Any] = {}
 def _with_transforms(name: str, formula: Callable[..., Any]) -> Callable[..., Any]:
     def autograd(keyset: Any, *args: Any) -> Any:
         # Outside every dual level there are no tangents to look for, and looking costs a microsecond per tensor.
-        for arg in args if forward_ad._current_level >= 0 else ():
+        for arg in args if _functorch_compat.may_have_tangents() else ():
             for x in arg if isinstance(arg, (list, tuple)) else (arg,):
                 if isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None:
                     raise RuntimeError(
@@ -60,25 +49,15 @@ def _with_transforms(name: str, formula: Callable[..., Any]) -> Callable[..., An
                         "reverse-mode differentiation only"
                     )
         if (
-            torch._C._are_functorch_transforms_active()
-            and name in _single_level
+            name in _single_level
+            and _functorch_compat.transforms_active()
             and torch.is_grad_enabled()
             and any(isinstance(x, Tensor) and x.requires_grad for x in args)
         ):
-            return _apply_on_this_level(_single_level[name], args)
+            return _functorch_compat.apply_on_this_level(_single_level[name], args)
         return formula(keyset, *args)
 
     return autograd
-
-
-def _apply_on_this_level(function: Any, args: tuple[Any, ...]) -> Any:
-    """Records ``function`` for the innermost transform alone, as the built-in operators do; what it calls recurses."""
-    allowed = torch._C._functorch.get_single_level_autograd_function_allowed()
-    torch._C._functorch.set_single_level_autograd_function_allowed(True)
-    try:
-        return function.apply(*args)
-    finally:
-        torch._C._functorch.set_single_level_autograd_function_allowed(allowed)
 
 
 LIBRARY = _Library(NAMESPACE, "DEF")
@@ -90,23 +69,23 @@ def define(
     implementation: Callable[..., Any],
     fake: Callable[..., Any],
     tags: Sequence[torch.Tag],
+    batched: bool = True,
 ) -> torch._ops.OpOverload:
     """Defines one operator and returns its default overload.
-
-    ``torch.func.vmap`` folds the mapped dimension into the batch dimension, where the operator has one; else, and for
-    a mapped table of the layout, which is one for the whole batch, it is refused.
 
     Args:
         schema: the schema without the namespace.
         implementation: runs on real tensors of any device.
         fake: returns outputs with exactly the sizes and strides of ``implementation``.
         tags: besides ``pt2_compliant_tag``, which every operator has.
+        batched: every tensor but the tables of a layout has the batch dimension first, and ``torch.func.vmap`` folds
+            the mapped dimension into it; a mapped table is refused. False: it refuses the operator.
     """
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
     LIBRARY.impl(name, implementation, _KEY)
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
-    rule = _folding_rule(name) if name in _BATCHED else _refusing_rule(name)
+    rule = _folding_rule(name) if batched else _refusing_rule(name)
     torch.library.register_vmap(f"{NAMESPACE}::{name}", rule, lib=LIBRARY)
     return getattr(torch.ops.vsa, name).default
 
@@ -114,7 +93,8 @@ def define(
 def _refusing_rule(name: str) -> Callable[..., Any]:
     def rule(info: Any, in_dims: Any, *args: Any) -> Any:
         raise RuntimeError(
-            f"vsa::{name} does not support torch.func.vmap: fold the mapped dimension into the batch dimension"
+            f"vsa::{name} does not support torch.func.vmap: call it in a loop, or fold the mapped dimension into the "
+            "batch dimension, where it has one"
         )
 
     return rule
@@ -124,15 +104,21 @@ def _folding_rule(name: str) -> Callable[..., Any]:
     def rule(info: Any, in_dims: Any, *args: Any) -> Any:
         op = getattr(torch.ops.vsa, name).default
 
+        # Of the call inside vmap: sizes alone do not tell it where nothing is mapped.
+        batch = -1
+
         def fold(x: Any, dim: Any) -> Any:
+            nonlocal batch
             if isinstance(x, (list, tuple)):
                 return [fold(item, item_dim) for item, item_dim in zip(x, dim, strict=True)]
             if not isinstance(x, Tensor):
                 return x
-            return (x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
+            x = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+            batch = x.shape[1]
+            return x.flatten(0, 1)
 
         def unfold(x: Tensor) -> Tensor:
-            return x.unflatten(0, (info.batch_size, -1)) if _is_wanted(x) else x
+            return x.unflatten(0, (info.batch_size, batch)) if _is_wanted(x) else x
 
         folded = []
         for argument, x, dim in zip(op._schema.arguments, args, in_dims, strict=False):
@@ -178,20 +164,6 @@ def register_autograd(name: str, backward: Callable[..., Any], setup_context: Ca
     """
     op = getattr(torch.ops.vsa, name).default
     # An autograd function sees no tensors inside a list.
-    if not any("List" in str(argument.type) for argument in op._schema.arguments):
-
-        def forward(*args: Any) -> Any:
-            # A function's forward runs without gradients; the levels around this one need theirs.
-            with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
-                return op(*args)
-
-        _single_level[name] = type(
-            f"vsa_{name}",
-            (torch.autograd.function._SingleLevelFunction,),
-            {
-                "forward": staticmethod(forward),
-                "setup_context": staticmethod(lambda ctx, inputs, output: setup_context(ctx, inputs, output)),
-                "backward": staticmethod(backward),
-            },
-        )
+    if _functorch_compat.FOUND and not any("List" in str(argument.type) for argument in op._schema.arguments):
+        _single_level[name] = _functorch_compat.single_level_function(f"vsa_{name}", op, backward, setup_context)
     torch.library.register_autograd(f"{NAMESPACE}::{name}", backward, setup_context=setup_context, lib=LIBRARY)

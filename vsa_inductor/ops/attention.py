@@ -198,6 +198,7 @@ def define_native(
         implementation=functional,
         fake=fake,
         tags=(torch.Tag.needs_exact_strides,),
+        batched=False,
     )
     define_out(f"attention_{backend}.out({arguments}, *, Tensor(a!) out, Tensor(b!) lse_log2) -> ()", into)
     return op, functional

@@ -214,6 +214,7 @@ def define_native(
         implementation=functional,
         fake=fake,
         tags=(torch.Tag.needs_exact_strides,),
+        batched=False,
     )
     outputs = "Tensor(a!) dq_accum, Tensor(b!) dk, Tensor(c!) dv"
     define_out(f"attention_backward_{backend}.out({arguments}, *, {outputs}) -> ()", into)

@@ -115,18 +115,24 @@ norm_rope_tile = define(
     implementation=_implementation,
     fake=_allocate_checked,
     tags=(torch.Tag.needs_exact_strides,),
+    batched=False,
 )
 
 
 def _in_one_list(
     function: Callable[..., tuple[list[Tensor], list[Tensor], list[Tensor]]],
 ) -> Callable[..., list[Tensor]]:
-    return lambda *arguments: [x for result in function(*arguments) for x in result]
+    def flat(*arguments: Any) -> list[Tensor]:
+        present = ([] if argument is None else argument for argument in arguments)
+        return [x for result in function(*present) for x in result]
+
+    return flat
 
 
-# The three results as one list: Inductor's C++ wrapper takes no list of lists.
+# The three results as one list: Inductor's C++ wrapper takes no list of lists. And AOTInductor hands over an empty list
+# as None.
 define_overload(
-    f"norm_rope_tile.flat({_ARGUMENTS}) -> Tensor[]",
+    f"norm_rope_tile.flat({_ARGUMENTS.replace('[]', '[]?')}) -> Tensor[]",
     implementation=_in_one_list(_implementation),
     fake=_in_one_list(_allocate_checked),
     tags=(torch.Tag.needs_exact_strides,),

@@ -111,4 +111,5 @@ norm_rope_tile_backward = define(
     implementation=_implementation,
     fake=_allocate_checked,
     tags=(torch.Tag.needs_exact_strides,),
+    batched=False,
 )

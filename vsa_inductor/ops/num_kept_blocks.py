@@ -45,4 +45,5 @@ num_kept_blocks = define(
     implementation=_implementation,
     fake=_fake,
     tags=(),
+    batched=False,
 )

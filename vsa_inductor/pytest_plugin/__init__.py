@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vsa_inductor.testing import RegionGuard
 
 NAME = "vsa_region"
+_PASSED = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,6 +53,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         raise pytest.UsageError(f"{item.nodeid}: the marker {NAME} needs the fixture of that name, which checks it")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.when == "call":
+        item.stash[_PASSED] = report.passed
+    return report
+
+
 @pytest.fixture
 def vsa_region(request: pytest.FixtureRequest) -> Iterator[RegionGuard]:
     """Checks how a callable compiles: ``vsa_region.check(fn, *inputs)``, ``vsa_region.check_recompiles(fn, calls)``."""
@@ -72,6 +81,8 @@ def vsa_region(request: pytest.FixtureRequest) -> Iterator[RegionGuard]:
     disabled, trace.disabled = trace.disabled, trace.disabled or "TORCH_TRACE" not in os.environ
     yield guard
     trace.disabled = disabled
+    if item.get_closest_marker(NAME) and not guard.used and item.stash.get(_PASSED, False):
+        pytest.fail(f"the marker {NAME} declares what the test never checks: vsa_region.check(...) was not called")
     # Properties reach the summary from other processes too.
     item.user_properties.extend((f"{NAME} accepted", str(written)) for written in guard.accepted)
 
