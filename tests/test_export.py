@@ -283,6 +283,77 @@ class TestTrainingStep:
         with pytest.raises(vsa.ArgumentError, match="loss_fn: got an output without gradient"):
             vsa.export_training_step(Attention(), lambda out: out.detach().sum(), (_tokens(layout), layout))
 
+    @pytest.mark.parametrize("way", ["function", "hook", "parameter hook"])
+    def test_gradients_that_export_would_drop(self, way):
+        """Else the step's gradients differ from those of the model without a word."""
+
+        class Scaled(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, dout):
+                return dout * 7
+
+        class Model(Attention):
+            def forward(self, x, layout):
+                out = super().forward(x, layout)
+                if way == "function":
+                    return Scaled.apply(out)
+                if way == "hook":
+                    out.register_hook(lambda dout: dout * 3)
+                return out
+
+        model, layout = Model(), _layout()
+        if way == "parameter hook":
+            next(model.parameters()).register_hook(lambda dout: dout * 3)
+        apply, register_hook = torch.autograd.Function.apply, torch.Tensor.register_hook
+        match = "model: got the autograd.Function Scaled" if way == "function" else "model: got (a )?gradient hook"
+        with pytest.raises(Exception, match=match):
+            vsa.export_training_step(model, lambda out: out.square().mean(), (_tokens(layout), layout))
+        assert (torch.autograd.Function.apply, torch.Tensor.register_hook) == (apply, register_hook)
+
+    def test_names_of_the_model_and_of_the_loss(self):
+        class Loss(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.x = nn.Linear(1, 1)
+
+            def forward(self, out):
+                return self.x(out.sum()[None]).sum()
+
+        class Model(Attention):
+            def __init__(self):
+                super().__init__()
+                self.loss_fn = Loss()
+
+            def forward(self, x, layout):
+                return super().forward(x, layout) * self.loss_fn.x.weight.sum()
+
+        layout = _layout()
+        with pytest.raises(vsa.ArgumentError, match=r"loss_fn: got state under the model's own names, \['loss_fn.x"):
+            vsa.export_training_step(Model(), Loss(), (_tokens(layout), layout))
+
+    def test_any_name_of_a_parameter(self):
+        class Model(Attention):
+            def __init__(self):
+                super().__init__()
+                for name in ("_names", "_trained"):
+                    self.register_parameter(name, nn.Parameter(torch.ones(())))
+
+            def forward(self, x, layout):
+                return super().forward(x, layout) * self._names * self._trained
+
+        model, layout = Model(), _layout()
+        x = _tokens(layout)
+        step = vsa.export_training_step(model, lambda out: out.square().mean(), (x, layout))
+        loss, gradients = step(x, layout)
+        expected = model(x, layout).square().mean()
+        expected.backward()
+        torch.testing.assert_close(loss, expected.detach())
+        torch.testing.assert_close(gradients["_names"], model._names.grad)
+
     def test_one_tensor_for_two_arguments(self):
         """torch.export makes one input of it, and the loss would compare that with itself for ever."""
         layout = _layout()
@@ -292,7 +363,13 @@ class TestTrainingStep:
 
     def test_another_program_is_no_step(self, tmp_path):
         path = tmp_path / "other.pt2"
-        torch.export.save(torch.export.export(nn.Linear(2, 2), (torch.randn(2, 2),)), path)
+
+        class LooksLikeOne(nn.Linear):
+            def forward(self, x):
+                out = super().forward(x)
+                return out.sum(), {"weight": out}
+
+        torch.export.save(torch.export.export(LooksLikeOne(2, 2), (torch.randn(2, 2),)), path)
         with pytest.raises(vsa.ArgumentError, match=r"path: got .*other.pt2', another exported program; allowed: what"):
             load_training_step(path)
 
@@ -303,6 +380,8 @@ from pathlib import Path
 import torch
 
 folder = Path(sys.argv[1])
+# A saved compiled function guards it.
+torch.set_num_threads(int(sys.argv[2]))
 try:
     torch._inductor.aoti_load_package(str(folder / "package.pt2"))
     message = "loaded"
@@ -370,7 +449,11 @@ def saved(tmp_path_factory):
     expected["function"] = (loss.detach(), torch.autograd.grad(loss, weight)[0])
 
     done = subprocess.run(
-        [sys.executable, "-c", _LOADER, str(folder)], cwd=folder, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", _LOADER, str(folder), str(torch.get_num_threads())],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout.splitlines()[-1])

@@ -350,3 +350,20 @@ def test_a_torch_without_the_private_names(tmp_path: Path) -> None:
     out, gradients = torch.load(tmp_path / "plain.pt")
     assert torch.equal(out, attend(*operands()))
     assert all(torch.equal(a, b) for a, b in zip(gradients, eager_gradients(*operands()), strict=True))
+
+
+@pytest.mark.parametrize("gate", [None, 1.0], ids=["no gate", "gate"])
+def test_gradient_through_vmap(gate: float | None) -> None:
+    """Inside vmap a tensor does not tell that a gradient is wanted around it."""
+    layout = vsa.TileLayout.from_video_shape(4, 4, 8)
+    x = torch.randn(3, 1, layout.num_tokens, 1, 16)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return vsa.video_sparse_attention(x, x, x, layout, sparsity=0.5, gate=gate).square().sum()
+
+    expected = torch.stack([torch.func.grad(loss)(part) for part in x])
+    around = torch.func.grad(lambda x: torch.func.vmap(loss)(x).sum())(x)
+    leaf = x.clone().requires_grad_()
+    torch.func.vmap(loss)(leaf).sum().backward()
+    for got in (around, leaf.grad):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)

@@ -11,7 +11,7 @@ from torch import Tensor
 from .backends import identity
 from .backends.capability import choose
 from .errors import ArgumentError
-from .ops import _check
+from .ops import _check, _functorch_compat
 from .options import current as current_options
 from .selection import BlockSelection, coarse_branch, coarse_scores, num_kept_blocks, tile_means
 from .tiling import TileLayout
@@ -63,7 +63,9 @@ def video_sparse_attention(
             raise ArgumentError("layout", f"tables on {table.device}", f"tables on the device of q, {q.device}")
     for name, x in (("q", q), ("k", k), ("v", v)):
         _check.size(f"{name}.shape[1]", x.shape[1], "the number of tokens of the layout", layout.num_tokens)
-    if not _is_number(sparsity) or not 0 <= sparsity <= 1:
+    if not _is_number(sparsity):
+        raise ArgumentError("sparsity", type(sparsity).__name__, "a number 0..1")
+    if not 0 <= sparsity <= 1:
         raise ArgumentError("sparsity", sparsity, "0 <= sparsity <= 1")
     if isinstance(gate, Tensor):
         _check.same_device("gate", gate, "q", q)
@@ -74,7 +76,7 @@ def video_sparse_attention(
         if gate.dim() > 4 or any(extent != 1 and extent != whole for extent, whole in aligned):
             raise ArgumentError("gate", f"shape {tuple(gate.shape)}", "broadcastable to [B, S, H_q, D]")
     elif gate is not None and not _is_number(gate):
-        raise ArgumentError("gate", repr(gate), "None, a number or a tensor")
+        raise ArgumentError("gate", type(gate).__name__, "None, a number or a tensor")
     scale = _scale(sm_scale, q)
     block_size = _static(layout.block_size)
     # As a guard it also tells the compiler that slots are whole blocks: with sizes that are quotients it cannot divide.
@@ -237,7 +239,10 @@ def _to_tile_order(q: Tensor, k: Tensor, v: Tensor, layout: TileLayout) -> tuple
 
 
 def _needs_grad(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    # Under vmap a tensor does not tell whether what it wraps needs a gradient.
+    return torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or _functorch_compat.transforms_active()
+    )
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -17,6 +17,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from .errors import ArgumentError
+
 Policy = Callable[..., CheckpointPolicy]
 
 
@@ -40,9 +42,14 @@ def policy(base: Policy | None = None) -> Policy:
         base: decides about every other operator, called as ``base(ctx, op, *args, **kwargs)``; without one they are
             all recomputed.
 
+    Raises:
+        ArgumentError: ``base`` is not callable.
+
     Returns:
         The policy: ``MUST_SAVE`` for :func:`saved_operators`, else what ``base`` says or ``PREFER_RECOMPUTE``.
     """
+    if base is not None and not callable(base):
+        raise ArgumentError("base", type(base).__name__, "a policy function: base(ctx, op, *args, **kwargs)")
     kept = saved_operators()
 
     def decide(ctx: SelectiveCheckpointContext, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

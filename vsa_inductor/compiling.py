@@ -112,8 +112,8 @@ def correct_fusions() -> dict[str, tuple[Any, str]]:
 
 
 _NO_MARKS = (
-    "vsa_inductor.compile cannot forbid recomputation of the attention: torch {} has no torch._inductor."
-    "custom_graph_pass.CustomGraphPass. Results are the same; a memory budget or a checkpoint region may run it twice."
+    "vsa_inductor.compile cannot forbid recomputation of the attention: torch {} has no {}. Results are the same; a "
+    "memory budget or a checkpoint region may run it twice."
 )
 _WRONG_FUSION = "{} is as torch has it: {} may be wrong. vsa_inductor.compile leaves that fusion out."
 
@@ -169,7 +169,9 @@ def _options(mode: str | None, given: dict[str, Any] | None, dynamic: bool | Non
     correct = {name: value for name, (value, _) in correct_fusions().items()}
     options = {**correct, **compat.expand_mode(mode, dynamic), **(given or {})}
     if not compat.HAS_PASSES:
-        warnings.warn(_NO_MARKS.format(torch.__version__), stacklevel=3)
+        warnings.warn(
+            _NO_MARKS.format(torch.__version__, " and ".join(compat.missing(compat.OPTIONAL["marks"]))), stacklevel=3
+        )
         return options
     name = "joint_custom_pre_pass"
     before = compat.as_passes(options[name]) if name in options else compat.pass_in_force()
@@ -182,6 +184,7 @@ def _options(mode: str | None, given: dict[str, Any] | None, dynamic: bool | Non
 one_at_a_time = threading.RLock()
 
 
+@torch.compiler.disable  # explained from inside of what is compiled, it runs as it is
 def explain(
     fn: Callable[..., Any], *inputs: Any, backward: bool | Literal["auto"] = "auto", **kwargs: Any
 ) -> RegionReport:

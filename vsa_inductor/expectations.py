@@ -39,10 +39,10 @@ class Expectation:
 
     graphs: int | None = 1
     breaks: int | None = 0
-    opaque_calls: Mapping[str, int] = field(default_factory=dict)
-    opaque_per_layer: Mapping[str, int] = field(default_factory=dict)
+    opaque_calls: Mapping[str, int] | None = field(default_factory=dict)
+    opaque_per_layer: Mapping[str, int] | None = field(default_factory=dict)
     layers: int = 1
-    fused: Sequence[Sequence[str]] = ()
+    fused: Sequence[Sequence[str]] | None = ()
 
     def __post_init__(self) -> None:
         for name in ("graphs", "breaks"):
@@ -50,12 +50,12 @@ class Expectation:
                 check_count(name, getattr(self, name))
         check_count("layers", self.layers)
         for name in ("opaque_calls", "opaque_per_layer"):
-            counts = getattr(self, name)
+            counts = getattr(self, name) or {}
             if not isinstance(counts, Mapping):
                 raise ArgumentError(name, repr(counts), "a dictionary from an operator's name to a number of calls")
             for op, count in counts.items():
                 check_count(f"{name}[{op!r}]", count)
-        if any(isinstance(group, str) or not isinstance(group, Sequence) for group in self.fused):
+        if not isinstance(self.fused or (), Sequence) or not all(map(_is_group, self.fused or ())):
             raise ArgumentError("fused", repr(self.fused), 'groups of operators, such as [("vsa.tile", "aten.mul")]')
 
     def differences(self, report: RegionReport) -> list[str]:
@@ -68,20 +68,24 @@ class Expectation:
             if expected is not None and expected != got:
                 yield f"{name}: expected {expected}, got {got}"
         counts = Counter(name for call in report.opaque_calls for name in {call.name, without_backend(call.name)})
-        for op, expected in self.opaque_calls.items():
+        for op, expected in (self.opaque_calls or {}).items():
             if counts[op] != expected:
                 yield f"opaque calls of {op}: expected {expected}, got {counts[op]}"
-        for op, each in self.opaque_per_layer.items():
+        for op, each in (self.opaque_per_layer or {}).items():
             if counts[op] != each * self.layers:
                 expected = f"{each * self.layers} ({each} in each of {self.layers} layers)"
                 yield f"opaque calls of {op}: expected {expected}, got {counts[op]}"
 
     def _fusions(self, report: RegionReport) -> Iterator[str]:
         kernels = [set(kernel.fused) for kernel in report.kernels]
-        for group in self.fused:
+        for group in self.fused or ():
             if not any(kernel.issuperset(group) for kernel in kernels):
                 where = (f"{op} in {sum(op in kernel for kernel in kernels)}" for op in group)
                 yield f"fused: expected {', '.join(group)} in one kernel; of {len(kernels)} kernels, {', '.join(where)}"
+
+
+def _is_group(group: Any) -> bool:
+    return isinstance(group, Sequence) and not isinstance(group, str) and all(isinstance(op, str) for op in group)
 
 
 def check_count(name: str, given: Any) -> None:

@@ -6,11 +6,13 @@ options do: ``"auto"`` is chosen by what runs the graph, on the device it runs o
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import tempfile
 import zipfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,9 @@ from torch.utils import _pytree as pytree
 from .errors import ArgumentError
 from .lowerings import _inductor_compat_capture as compat
 from .tiling import TileLayout
+
+# Says of a saved program that it is a training step.
+_MARK = "vsa_inductor_training_step"
 
 # All that a process says which cannot run a package is the name of the first operator it misses. So packages call the
 # operators under this name: "Could not find schema for import_vsa_inductor_first::select_blocks".
@@ -85,7 +90,7 @@ class TrainingStep:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the step and its parameters to a ``.pt2`` file, for :func:`load_training_step`."""
-        torch.export.save(self.exported, path)
+        torch.export.save(self.exported, path, extra_files={_MARK: "1"})
 
 
 def export_training_step(
@@ -116,7 +121,8 @@ def export_training_step(
         The step: ``loss, gradients = step(*inputs, *targets)``.
 
     Raises:
-        ArgumentError: no parameter requires a gradient; the loss is no scalar or depends on none of them; one tensor
+        ArgumentError: the model has an ``autograd.Function`` or gradient hooks, which export would drop; no parameter
+            requires a gradient; the loss is no scalar or depends on none of them; one tensor
             stands for two inputs or targets.
     """
     arguments = (*inputs, *targets)
@@ -128,7 +134,9 @@ def export_training_step(
     trained = [_MODEL + name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not trained:
         raise ArgumentError("model", "no parameter that requires a gradient", "at least one")
-    with torch.enable_grad():
+    if hooked := [name for name, parameter in model.named_parameters() if parameter._backward_hooks]:
+        raise ArgumentError("model", f"gradient hooks on {hooked}", "gradients that nothing changes")
+    with torch.enable_grad(), _registered_gradients_only():
         whole = _Loss(model, loss_fn, len(inputs))
         forward = torch.export.export(whole, arguments, dynamic_shapes=shapes, strict=strict)
     step = _whole_step(forward, trained)
@@ -143,18 +151,16 @@ def load_training_step(path: str | os.PathLike[str]) -> TrainingStep:
     Raises:
         ArgumentError: the file holds another exported program.
     """
-    # A saved program holds its example inputs, and torch reads only types that it was told of without complaint.
-    with torch.serialization.safe_globals([TileLayout]):
-        exported = torch.export.load(path)
-    out_spec = exported.call_spec.out_spec
-    children = [] if out_spec is None else out_spec.children()
-    if len(children) != 2 or children[1].type is not dict:
+    marks = {_MARK: ""}
+    exported = torch.export.load(path, extra_files=marks)
+    if not marks[_MARK]:
         raise ArgumentError("path", f"{os.fspath(path)!r}, another exported program", "what TrainingStep.save wrote")
     return TrainingStep(exported)
 
 
 def any_video(layout: TileLayout) -> list[Any]:
-    """The entry of ``dynamic_shapes`` for an argument like ``layout``: any video, the same tile and prefix.
+    """The entry of ``dynamic_shapes`` for an argument like ``layout``: any video of two tiles or more, two of them kept
+    if the example keeps two, with the same tile and prefix.
 
     For ``torch.export.export(strict=False)``; with ``strict=True`` torch fixes the numbers of a layout, which must then
     be made inside the model, from sizes of a tensor. The number of tokens is dynamic in q, k and v as well.
@@ -191,8 +197,8 @@ def package(
     if not isinstance(exported, ExportedProgram):
         raise ArgumentError("program", type(program).__name__, "an ExportedProgram or a TrainingStep")
     path = os.fspath(path)
-    if not path.endswith(".pt2"):
-        raise ArgumentError("path", repr(path), "a name that ends in .pt2")
+    if not path.endswith(".pt2") or not Path(path).parent.is_dir():
+        raise ArgumentError("path", repr(path), "a name that ends in .pt2, in a folder that exists")
     with tempfile.TemporaryDirectory() as folder:
         compiled = str(Path(folder, Path(path).name))
         compat.compile_package(exported, compiled, dict(options or {}))
@@ -221,24 +227,51 @@ class _Loss(nn.Module):
         return self.loss_fn(self.model(*arguments[: self.num_inputs]), *arguments[self.num_inputs :])
 
 
-class _Step(nn.Module):
-    """A whole step: a graph of the tensors that it holds and of the leaves of its arguments."""
+def _step_module(
+    graph: nn.Module, tensors: Mapping[str, Tensor], persistent: Collection[str], trained: Sequence[str]
+) -> nn.Module:
+    """A whole step: ``graph`` of the tensors, which it holds, and of the leaves of its arguments."""
+    names = [name.removeprefix(_MODEL) for name in tensors]
+    trained = [name.removeprefix(_MODEL) for name in trained]
+    if twice := sorted(name for name, count in Counter(names).items() if count > 1):
+        raise ArgumentError("loss_fn", f"state under the model's own names, {twice}", "other names")
 
-    def __init__(
-        self, graph: nn.Module, tensors: Mapping[str, Tensor], persistent: Collection[str], trained: Sequence[str]
-    ) -> None:
-        super().__init__()
-        self._names = [name.removeprefix(_MODEL) for name in tensors]
-        for name, key in zip(self._names, tensors, strict=True):
-            _hold(self, name, tensors[key], key in persistent)
-        self._trained = [name.removeprefix(_MODEL) for name in trained]
-        # Not as a submodule: what it holds it holds for others.
-        self.__dict__["_graph"] = graph
+    # Without attributes of its own, which would be in the way of the model's names.
+    class Step(nn.Module):
+        def forward(self, *arguments: Any) -> tuple[Tensor, dict[str, Tensor | None]]:
+            state = [operator.attrgetter(name)(self) for name in names]
+            loss, gradients = graph(state, pytree.tree_leaves(arguments))
+            return loss, dict(zip(trained, gradients, strict=True))
 
-    def forward(self, *arguments: Any) -> tuple[Tensor, dict[str, Tensor | None]]:
-        state = [operator.attrgetter(name)(self) for name in self._names]
-        loss, gradients = self.__dict__["_graph"](state, pytree.tree_leaves(arguments))
-        return loss, dict(zip(self._trained, gradients, strict=True))
+    step = Step()
+    for name, key in zip(names, tensors, strict=True):
+        _hold(step, name, tensors[key], key in persistent)
+    return step
+
+
+@contextlib.contextmanager
+def _registered_gradients_only() -> Iterator[None]:
+    """Refuses what changes gradients in a way that an exported graph does not hold, and that torch drops silently."""
+    function, tensor = torch.autograd.Function, torch.Tensor
+    apply, register_hook = function.__dict__["apply"], tensor.register_hook
+
+    def refusing(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls.__module__ == "torch._library.autograd":  # what register_autograd makes, ours too
+            return apply.__get__(None, cls)(*args, **kwargs)
+        raise ArgumentError(
+            "model", f"the autograd.Function {cls.__name__}", "operators with a registered gradient (register_autograd)"
+        )
+
+    def no_hook(*args: Any, **kwargs: Any) -> Any:
+        raise ArgumentError("model", "a gradient hook (Tensor.register_hook)", "gradients that nothing changes")
+
+    function.apply = classmethod(refusing)  # type: ignore[assignment,method-assign]
+    tensor.register_hook = no_hook  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        function.apply = apply  # type: ignore[method-assign]
+        tensor.register_hook = register_hook  # type: ignore[method-assign]
 
 
 def _hold(root: nn.Module, name: str, tensor: Tensor, persistent: bool) -> None:
@@ -254,7 +287,7 @@ def _hold(root: nn.Module, name: str, tensor: Tensor, persistent: bool) -> None:
         root.register_buffer(last, tensor, persistent=persistent)
 
 
-def _whole_step(forward: ExportedProgram, trained: Sequence[str]) -> _Step:
+def _whole_step(forward: ExportedProgram, trained: Sequence[str]) -> nn.Module:
     """An exported loss and its gradients by the parameters named, as a graph without autograd.
 
     Traced with the fake tensors of the program, which know its dynamic sizes.
@@ -290,4 +323,4 @@ def _whole_step(forward: ExportedProgram, trained: Sequence[str]) -> _Step:
         node.replace_all_uses_with(node.args[0])
         graph.graph.erase_node(node)
     graph.recompile()
-    return _Step(graph, {name: tensors[name] for name in fakes}, forward.state_dict, trained)
+    return _step_module(graph, {name: tensors[name] for name in fakes}, forward.state_dict, trained)

@@ -87,6 +87,8 @@ def assert_recompiles(fn: Callable[..., Any], calls: Sequence[Sequence[Any]], at
     """
     __tracebackhide__ = True
     check_count("at_most", at_most)
+    compat.check_names("assert_recompiles")
+    calls = list(calls)
     if len(calls) < 2 or not all(isinstance(inputs, (tuple, list)) for inputs in calls):
         raise ArgumentError("calls", f"{len(calls)} calls", "two or more, each a tuple or list of inputs")
     original, options, dynamic = unwrap(fn)

@@ -151,6 +151,9 @@ class TileLayout:
 
 
 torch.export.register_dataclass(TileLayout, serialized_type_name="vsa_inductor.TileLayout")
+# Tables and numbers only. A saved program holds its example inputs, and `torch.export.load` fails over types that
+# torch.load was not told of.
+torch.serialization.add_safe_globals([TileLayout])
 
 
 def _is_whole(value: object) -> bool:

@@ -55,7 +55,8 @@ def keep_cache_key_tag() -> None:
     """
     config = torch.compiler.config
     ours = f"vsa_inductor@{lowering_hash()}{switches}"
-    tag, found = _TAG.subn(ours, config.cache_key_tag)
+    # Anything may have been assigned.
+    tag, found = _TAG.subn(ours, "" if config.cache_key_tag is None else str(config.cache_key_tag))
     if not found:
         tag = f"{tag};{ours}" if tag else ours
     if tag != config.cache_key_tag:

@@ -8,6 +8,7 @@ unpacks it; cross-attention (`attn2`) keeps its own.
 
 from __future__ import annotations
 
+import numbers
 import re
 import sys
 from collections.abc import Mapping
@@ -285,7 +286,7 @@ def _zero_gate(attn: Any) -> nn.Linear:
 
 
 def _check_sparsity(sparsity: Any) -> None:
-    if isinstance(sparsity, bool) or not isinstance(sparsity, int | float) or not 0 <= sparsity <= 1:
+    if isinstance(sparsity, bool) or not isinstance(sparsity, numbers.Real) or not 0 <= float(sparsity) <= 1:
         raise ArgumentError("sparsity", repr(sparsity), "a number 0..1")
 
 

@@ -24,7 +24,7 @@ import torch
 from torch.autograd import forward_ad
 
 try:
-    transforms_active = torch._C._are_functorch_transforms_active
+    _active = torch._C._are_functorch_transforms_active
     _is_allowed = torch._C._functorch.get_single_level_autograd_function_allowed
     _allow = torch._C._functorch.set_single_level_autograd_function_allowed
     _Function = torch.autograd.function._SingleLevelFunction
@@ -33,6 +33,11 @@ try:
     FOUND = True
 except AttributeError:
     FOUND = False
+
+
+def transforms_active() -> bool:
+    """Whether a transform of `torch.func` is around the call."""
+    return FOUND and _active()
 
 
 def may_have_tangents() -> bool:

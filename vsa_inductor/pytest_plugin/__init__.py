@@ -71,7 +71,7 @@ def vsa_region(request: pytest.FixtureRequest) -> Iterator[RegionGuard]:
     # No two tests of a folder share a file, and every name is one that file systems take.
     test = ".".join(quote(part, safe="[]=,+") for part in item.nodeid.split("::")[1:])
     path = item.path.parent / "expected" / f"{item.path.stem}.{test}.txt"
-    accept = item.config.getoption("--vsa-accept") or bool(os.environ.get("EXPECTTEST_ACCEPT"))
+    accept = item.config.getoption("--vsa-accept") or os.environ.get("EXPECTTEST_ACCEPT", "0") not in ("", "0")
     try:
         guard = RegionGuard(path, _declared(item), accept)
     except ArgumentError as error:
