@@ -48,8 +48,13 @@ def opaque(op: torch._ops.OpOverload, *args: Any) -> Any:
 
 
 def cpp_wrapper() -> bool:
-    """Whether the graph is called from generated C++, as in AOTInductor packages too."""
+    """Whether the graph is called from generated C++."""
     return bool(_graph().cpp_wrapper)
+
+
+def is_package() -> bool:
+    """Whether the graph becomes an AOTInductor package."""
+    return bool(_graph().aot_mode)
 
 
 def opaque_at_partition(logical: torch._ops.OpOverload, op: torch._ops.OpOverload, *args: Any) -> Any:

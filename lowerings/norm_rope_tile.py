@@ -105,8 +105,12 @@ def _switch(enabled: bool) -> None:
 
 
 def has_kernel(x: Any) -> bool:
-    """Whether recognition is on, and a kernel runs on the device, dtype and head dim of ``x``."""
-    return _enabled and runs_layout_kernels(x)
+    """Whether recognition is on, and a kernel runs on the device, dtype and head dim of ``x``.
+
+    Not in an AOTInductor package, which hands an operator's empty list over as None (and torch 2.11 on CUDA crashed
+    where that was allowed).
+    """
+    return _enabled and not compat.is_package() and runs_layout_kernels(x)
 
 
 def runs_layout_kernels(x: Any) -> bool:

@@ -15,6 +15,7 @@ from collections import Counter
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.export import Dim, ShapesCollection
 from torch.export.passes import move_to_device_pass
 
@@ -514,3 +515,13 @@ def test_a_step_exported_on_the_cpu_runs_on_a_gpu():
     assert vsa.backends.capability.resolve("auto", "forward", q, layout.block_size, False, False).name == "triton"
     torch.testing.assert_close(loss.cpu(), expected[0], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close({name: x.cpu() for name, x in gradients.items()}, expected[1], atol=1e-3, rtol=1e-3)
+
+
+def test_packages_for_cuda_are_refused_where_they_crash(monkeypatch, tmp_path):
+    program = torch.export.export(nn.Linear(2, 2), (torch.randn(2, 2),))
+    with FakeTensorMode():
+        next(iter(program.graph.nodes)).meta["val"] = torch.empty(2, 2, device="cuda")
+    monkeypatch.setattr(torch, "__version__", "2.11.0")
+    with pytest.raises(vsa.ArgumentError, match=r"program: got a program for CUDA with torch 2\.11\.0"):
+        vsa.package(program, tmp_path / "p.pt2")
+    assert not list(tmp_path.iterdir())

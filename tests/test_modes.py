@@ -166,16 +166,16 @@ def test_the_recognised_prologue_under_cpp_wrapper(monkeypatch):
     assert_same(actual, expected)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_package_with_a_recognised_prologue(device, monkeypatch, tmp_path):
-    """AOTInductor hands the operator's lists over by a table, under the name that asks for the import."""
-    block, x = make_block(device)
-    with torch.no_grad(), recognised(monkeypatch) if device == "cpu" else contextlib.nullcontext():
+def test_a_package_generates_the_prologue(monkeypatch, tmp_path):
+    """AOTInductor cannot hand over the lists of the operator that would take its place."""
+    monkeypatch.setattr(norm_rope_tile, "runs_layout_kernels", lambda x: True)
+    block, x = make_block("cpu")
+    with torch.no_grad(), torch._inductor.config.patch(force_disable_caches=True):
         path = vsa.package(torch.export.export(block, (x.detach(),)), tmp_path / "block.pt2")
         assert_same([torch._inductor.aoti_load_package(path)(x.detach())], [block(x)])
     with zipfile.ZipFile(path) as archive:
-        tables = [archive.read(name).decode() for name in archive.namelist() if name.endswith(".json")]
-    assert any("import_vsa_inductor_first::norm_rope_tile" in table for table in tables)
+        tables = "".join(archive.read(name).decode() for name in archive.namelist() if name.endswith(".json"))
+    assert "import_vsa_inductor_first::attention" in tables and "norm_rope_tile" not in tables
 
 
 @pytest.mark.parametrize("device", DEVICES)

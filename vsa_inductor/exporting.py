@@ -10,6 +10,7 @@ import contextlib
 import operator
 import os
 import tempfile
+import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -191,11 +192,13 @@ def package(
         ``path`` as a string.
 
     Raises:
-        ArgumentError: ``program`` is something else, or ``path`` ends otherwise.
+        ArgumentError: ``program`` is something else, ``path`` ends otherwise, or the program is for CUDA and torch is
+            2.11, where running the package crashes the process.
     """
     exported = program.exported if isinstance(program, TrainingStep) else program
     if not isinstance(exported, ExportedProgram):
         raise ArgumentError("program", type(program).__name__, "an ExportedProgram or a TrainingStep")
+    _check_device(exported)
     path = os.fspath(path)
     if not path.endswith(".pt2") or not Path(path).parent.is_dir():
         raise ArgumentError("path", repr(path), "a name that ends in .pt2, in a folder that exists")
@@ -209,6 +212,18 @@ def package(
                     content = content.replace(b'"target": "vsa::', f'"target": "{_PACKAGED}::'.encode())
                 target.writestr(entry, content)
     return path
+
+
+def _check_device(exported: ExportedProgram) -> None:
+    values = (node.meta.get("val") for node in exported.graph.nodes)
+    if not any(isinstance(value, Tensor) and value.device.type == "cuda" for value in values):
+        return
+    version: Any = torch.torch_version.TorchVersion(torch.__version__)
+    if version < (2, 12):
+        # Seen on an H200 with torch 2.11; whether operators written in Python are the reason was not found out.
+        given = f"a program for CUDA with torch {torch.__version__}"
+        raise ArgumentError("program", given, "a program for the CPU, or a newer torch: running the package crashes")
+    warnings.warn("vsa_inductor: packages for CUDA crashed on torch 2.11; nobody tried this torch", stacklevel=3)
 
 
 _MODEL = "model."

@@ -122,17 +122,12 @@ norm_rope_tile = define(
 def _in_one_list(
     function: Callable[..., tuple[list[Tensor], list[Tensor], list[Tensor]]],
 ) -> Callable[..., list[Tensor]]:
-    def flat(*arguments: Any) -> list[Tensor]:
-        present = ([] if argument is None else argument for argument in arguments)
-        return [x for result in function(*present) for x in result]
-
-    return flat
+    return lambda *arguments: [x for result in function(*arguments) for x in result]
 
 
-# The three results as one list: Inductor's C++ wrapper takes no list of lists. And AOTInductor hands over an empty list
-# as None.
+# The three results as one list: Inductor's C++ wrapper takes no list of lists.
 define_overload(
-    f"norm_rope_tile.flat({_ARGUMENTS.replace('[]', '[]?')}) -> Tensor[]",
+    f"norm_rope_tile.flat({_ARGUMENTS}) -> Tensor[]",
     implementation=_in_one_list(_implementation),
     fake=_in_one_list(_allocate_checked),
     tags=(torch.Tag.needs_exact_strides,),
