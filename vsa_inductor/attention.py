@@ -64,7 +64,7 @@ def video_sparse_attention(
     for name, x in (("q", q), ("k", k), ("v", v)):
         _check.size(f"{name}.shape[1]", x.shape[1], "the number of tokens of the layout", layout.num_tokens)
     if not _is_number(sparsity):
-        raise ArgumentError("sparsity", type(sparsity).__name__, "a number 0..1")
+        raise ArgumentError("sparsity", _shown(sparsity), "a number, 0 <= sparsity <= 1")
     if not 0 <= sparsity <= 1:
         raise ArgumentError("sparsity", sparsity, "0 <= sparsity <= 1")
     if isinstance(gate, Tensor):
@@ -76,7 +76,7 @@ def video_sparse_attention(
         if gate.dim() > 4 or any(extent != 1 and extent != whole for extent, whole in aligned):
             raise ArgumentError("gate", f"shape {tuple(gate.shape)}", "broadcastable to [B, S, H_q, D]")
     elif gate is not None and not _is_number(gate):
-        raise ArgumentError("gate", type(gate).__name__, "None, a number or a tensor")
+        raise ArgumentError("gate", _shown(gate), "None, a number or a tensor")
     scale = _scale(sm_scale, q)
     block_size = _static(layout.block_size)
     # As a guard it also tells the compiler that slots are whole blocks: with sizes that are quotients it cannot divide.
@@ -260,6 +260,11 @@ def _scale(sm_scale: float | None, q: Tensor) -> float:
     if not _is_number(scale) or not 0 < scale < math.inf:
         raise ArgumentError("sm_scale", scale, "a finite number > 0")
     return scale
+
+
+def _shown(value: object) -> str:
+    """What is no number, for an error: traced code cannot spell a tensor."""
+    return repr(value) if isinstance(value, str) else type(value).__name__
 
 
 def _is_number(value: object) -> bool:
