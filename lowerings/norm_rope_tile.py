@@ -107,8 +107,7 @@ def _switch(enabled: bool) -> None:
 def has_kernel(x: Any) -> bool:
     """Whether recognition is on, and a kernel runs on the device, dtype and head dim of ``x``.
 
-    Not in an AOTInductor package, which hands an operator's empty list over as None (and torch 2.11 on CUDA crashed
-    where that was allowed).
+    Not in an AOTInductor package, which hands an operator's empty list over as None.
     """
     return _enabled and not compat.is_package() and runs_layout_kernels(x)
 
