@@ -1,0 +1,292 @@
+"""Loads and stores of threads: windows, bounds, alignment, bytes, and the race check of each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .errors import AlignmentError, BoundsError, UninitialisedError
+from .memory import (
+    CONST_WINDOW,
+    GLOBAL_BASE,
+    LOCAL_WINDOW,
+    OFFSET_MASK,
+    PARAM_WINDOW,
+    RANK_SHIFT,
+    SHARED_WINDOW,
+    WINDOW_BYTES,
+    Memory,
+)
+from .warp import WARP, mask_bits
+
+if TYPE_CHECKING:
+    from .cta import Cta
+    from .ir import Instruction
+    from .warp import View, Warp
+
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+class Spec:
+    """What is static about a load, store or atomic."""
+
+    __slots__ = ("bytes", "count", "instruction", "path", "size", "space", "strong", "weak_path", "write")
+
+    def __init__(self, instruction: Instruction, space: str, size: int, count: int, write: bool, strong: str) -> None:
+        self.instruction = instruction
+        self.space = space  # "shared", "shared::cluster", "global", "local", "const", "param" or "" (generic)
+        self.size = size  # bytes of an element
+        self.count = count  # elements a thread moves
+        self.bytes = size * count
+        self.write = write
+        self.strong = strong  # "", "relaxed", "acquire", "release", "acq_rel", "volatile"
+        self.path = f"{'store' if write else 'load'} {space or 'generic'}"
+
+
+def shared_generic(
+    warp: Warp,
+    lanes: int,
+    offsets: np.ndarray,
+    lane_of: np.ndarray,
+    size: int,
+    write: bool,
+    instruction: Instruction,
+    cta: Cta | None = None,
+    atomic: bool = False,
+) -> None:
+    """Race check of a generic access to shared memory: `size` bytes at each of `offsets` [n] by lanes `lane_of` [n]."""
+    cta = cta or warp.cta
+    shadow = cta.shared.shadow
+    if shadow is None or warp.actor is None or warp.cta.order is None:
+        return
+    index = offsets >> shadow.shift
+    pieces = size >> shadow.shift
+    if pieces > 1:
+        index = index[:, None] + np.arange(pieces)
+        lane_of = lane_of[:, None]
+    warp.cta.order.generic(warp.actor, lanes, shadow, index, lane_of, write, instruction, atomic)
+
+
+def load(view: View, mask: np.ndarray | None, spec: Spec, address: np.ndarray | int) -> np.ndarray:
+    """Raw unsigned values [n active, count] (or [n active] for one element)."""
+    memory, offsets = locate(view, mask, spec, address)
+    index = offsets >> (spec.size.bit_length() - 1)
+    if spec.space == "local":
+        return _local(view, mask, spec, offsets)
+    if spec.count > 1:
+        index = index[:, None] + np.arange(spec.count)
+    try:
+        return memory.views[spec.size][index]
+    except IndexError:
+        raise out_of_bounds(view, memory, spec, offsets) from None
+
+
+def store(view: View, mask: np.ndarray | None, spec: Spec, address: np.ndarray | int, values: list[np.ndarray]) -> None:
+    """`values`: one array (or scalar) of the width of the view for each element."""
+    memory, offsets = locate(view, mask, spec, address)
+    if spec.space == "local":
+        _local(view, mask, spec, offsets, values)
+        return
+    words = memory.views[spec.size]
+    index = offsets >> (spec.size.bit_length() - 1)
+    dtype = _UNSIGNED[spec.size]
+    try:
+        for k, value in enumerate(values):
+            # Lanes are stored in order: of several that write one place, the highest wins.
+            full = value if np.ndim(value) else np.full(view.width, value, dtype)
+            words[index + k if k else index] = full if mask is None else full[mask]
+    except IndexError:
+        raise out_of_bounds(view, memory, spec, offsets) from None
+
+
+def locate(view: View, mask: np.ndarray | None, spec: Spec, address: np.ndarray | int) -> tuple[Memory, np.ndarray]:
+    """Memory and byte offsets of the active threads; checks alignment, bounds and races."""
+    if not isinstance(address, np.ndarray):
+        address = np.full(view.width, address, np.int64)
+    if mask is not None:
+        address = address[mask]
+    cta = view.cta
+    n = spec.bytes
+    if n > 1 and np.bitwise_or.reduce(address) & (n - 1):
+        bad = int(address[(address & (n - 1)) != 0][0])
+        cta.report(AlignmentError, f"address {bad:#x} is no multiple of {n}\n  {spec.instruction.where()}")
+    space = spec.space
+    if space == "":
+        space, address = _window(view, spec, address)
+    if space == "global":
+        return _global(view, mask, spec, address - GLOBAL_BASE)
+    if space == "local":
+        return cta.shared, address - LOCAL_WINDOW
+    if space == "const":
+        return cta.launch.constant, address - CONST_WINDOW
+    if space == "param":
+        return cta.launch.params, address & (WINDOW_BYTES - 1)
+    target = cta
+    if len(cta.cluster.ctas) > 1:
+        ranks = address >> RANK_SHIFT
+        rank = int(ranks[0])
+        if (ranks != rank).any():
+            raise BoundsError(
+                f"{cta.label}: one access to several blocks' shared memory is not supported\n"
+                f"  {spec.instruction.where()}"
+            )
+        if rank >= len(cta.cluster.ctas) or (space != "shared::cluster" and rank != cta.rank):
+            raise BoundsError(
+                f"{cta.label}: shared address {int(address[0]):#x} is not of this block\n  {spec.instruction.where()}"
+            )
+        target = cta.cluster.ctas[rank]
+        address = address & OFFSET_MASK
+    if target.shared.shadow is not None:
+        _check(view, mask, spec, target.shared, address)
+    cta.launch.count_bytes("load shared" if not spec.write else "store shared", n * len(address))
+    return target.shared, address
+
+
+def _window(view: View, spec: Spec, address: np.ndarray) -> tuple[str, np.ndarray]:
+    windows = address >> 40
+    window = int(windows[0])
+    if (windows != window).any() and not (windows >= GLOBAL_BASE >> 40).all():
+        raise BoundsError(
+            f"{view.cta.label}: one generic access to several state spaces is not supported\n"
+            f"  {spec.instruction.where()}"
+        )
+    if window >= GLOBAL_BASE >> 40:
+        return "global", address
+    names = {
+        SHARED_WINDOW >> 40: "shared::cluster",
+        LOCAL_WINDOW >> 40: "local",
+        CONST_WINDOW >> 40: "const",
+        PARAM_WINDOW >> 40: "param",
+    }
+    if window not in names:
+        raise BoundsError(
+            f"{view.cta.label}: generic address {int(address[0]):#x} is in no state space\n  {spec.instruction.where()}"
+        )
+    name = names[window]
+    return name, address - SHARED_WINDOW if name == "shared::cluster" else address
+
+
+def _global(view: View, mask: np.ndarray | None, spec: Spec, offsets: np.ndarray) -> tuple[Memory, np.ndarray]:
+    memory = view.cta.launch.device.memory
+    n = spec.bytes
+    low, high = offsets.min(), offsets.max() + n
+    if low < 0 or high > memory.top or not (memory.valid[offsets].all() and memory.valid[offsets + (n - 1)].all()):
+        raise out_of_bounds(view, memory, spec, offsets)
+    if memory.shadow is not None:
+        _check(view, mask, spec, memory, offsets)
+    view.cta.launch.count_bytes("load global" if not spec.write else "store global", n * len(offsets))
+    return memory, offsets
+
+
+def _check(view: View, mask: np.ndarray | None, spec: Spec, memory: Memory, offsets: np.ndarray) -> None:
+    """Race check, warp by warp."""
+    shadow = memory.shadow
+    assert shadow is not None and view.cta.order is not None
+    index = offsets >> shadow.shift
+    pieces = max(1, spec.bytes >> shadow.shift)
+    atomic = bool(spec.strong)
+    if pieces > 1:
+        index = index[:, None] + np.arange(pieces)
+    if index.size and int(index.max()) >= len(shadow.writer):
+        raise out_of_bounds(view, memory, spec, offsets)
+    order = view.cta.order
+    start = 0
+    for k, warp in enumerate(view.members):
+        lane_of = warp.lanes
+        bits = warp.live
+        part = index
+        if mask is not None:
+            own = mask[k * WARP : (k + 1) * WARP]
+            bits = mask_bits(own)
+            lane_of = lane_of[own]
+        if len(view.members) > 1:
+            part = index[start : start + len(lane_of)]
+            start += len(lane_of)
+        if len(lane_of) == 0:
+            continue
+        assert warp.actor is not None
+        lanes = lane_of[:, None] if pieces > 1 else lane_of
+        order.generic(warp.actor, bits, shadow, part, lanes, spec.write, spec.instruction, atomic)
+        if atomic:
+            strong(warp, bits, memory, part.ravel(), spec.strong, spec.write)
+
+
+def strong(warp: Warp, bits: int, memory: Memory, index: np.ndarray, kind: str, write: bool) -> None:
+    """A strong access publishes what the thread knows (release) and takes what was published (acquire).
+
+    Relaxed accesses do so through the fences around them: what a fence before them covered is published, and what they
+    took is joined at the next fence.
+    """
+    order, actor = warp.cta.order, warp.actor
+    assert order is not None and actor is not None
+    shadow = memory.shadow
+    assert shadow is not None
+    for location in set(index.tolist()):
+        taken = order.published(shadow.label, location)
+        if kind in ("acquire", "acq_rel"):
+            actor.acquire(bits, taken)
+        else:
+            warp.state["taken"] = warp.state.get("taken", taken) | taken
+        if write:
+            token = actor.release(bits) if kind in ("release", "acq_rel") else warp.state.get("fenced")
+            if token is not None:
+                order.publish(shadow.label, location, token)
+
+
+def fence(warp: Warp, mask: np.ndarray | None) -> None:
+    """A fence: what relaxed accesses before it took is known from here; those after it publish what is known here."""
+    if warp.actor is None:
+        return
+    bits = warp.bits(mask)
+    taken = warp.state.pop("taken", None)
+    if taken is not None:
+        warp.actor.acquire(bits, taken)
+    warp.state["fenced"] = warp.actor.release(bits)
+
+
+def _local(
+    view: View, mask: np.ndarray | None, spec: Spec, offsets: np.ndarray, values: list[np.ndarray] | None = None
+) -> np.ndarray:
+    """Local memory: a row a thread. Stores where values are given; loads [n, count] or [n] otherwise."""
+    local = view.cta.local
+    rows = np.arange(view.start, view.start + view.width)
+    rows = rows if mask is None else rows[mask]
+    if offsets.min() < 0 or offsets.max() + spec.bytes > local.shape[1]:
+        raise BoundsError(
+            f"{view.cta.label}: local bytes {int(offsets.min()):#x}..{int(offsets.max()) + spec.bytes - 1:#x} of "
+            f"{local.shape[1]:#x}\n  {spec.instruction.where()}"
+        )
+    dtype = _UNSIGNED[spec.size]
+    words = local.view(dtype)
+    index = offsets // spec.size
+    if values is not None:
+        for k, value in enumerate(values):
+            full = value if np.ndim(value) else np.full(view.width, value, dtype)
+            words[rows, index + k] = full if mask is None else full[mask]
+        return offsets
+    if spec.count > 1:
+        return words[rows[:, None], index[:, None] + np.arange(spec.count)]
+    return words[rows, index]
+
+
+def out_of_bounds(view: View, memory: Memory, spec: Spec, offsets: np.ndarray) -> BoundsError:
+    n = spec.bytes
+    bad = offsets[(offsets < 0) | (offsets + n > memory.size)]
+    if memory.name == "global":
+        valid = view.cta.launch.device.memory.valid
+        inside = (offsets >= 0) & (offsets + n <= len(valid))
+        bad = np.concatenate(
+            [offsets[~inside], offsets[inside][~valid[offsets[inside] + n - 1] | ~valid[offsets[inside]]]]
+        )
+    first = int(bad[0]) if len(bad) else int(offsets.max())
+    base = GLOBAL_BASE if memory.name == "global" else 0
+    who = ", ".join(w.label for w in view.members[:1])
+    return BoundsError(
+        f"{view.cta.label}: {who} accesses {memory.name} address {first + base:#x} ({n} bytes), "
+        f"outside every allocation\n"
+        f"  {spec.instruction.where()}"
+    )
+
+
+__all__ = ["Spec", "UninitialisedError", "fence", "load", "locate", "shared_generic", "store", "strong"]

@@ -1,0 +1,46 @@
+"""Runs cases of the corpus one after the other and prints what became of each."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from .. import Options
+from . import cases, run
+
+
+def main() -> int:
+    """Returns the number of cases that failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.ptx_emulator.corpus", description=__doc__)
+    parser.add_argument("names", nargs="*", help="run only cases whose target/name contains one of these")
+    parser.add_argument("--small", action="store_true", help="only the cases that CI runs")
+    parser.add_argument("--target", help="sm_90a, sm_100a, sm_120a or sm_121a")
+    parser.add_argument("--no-race", action="store_true", help="without race detection")
+    parser.add_argument("--schedule", default="earliest", help="earliest, latest or random")
+    parser.add_argument("--order", default="forward", help="forward, reversed or shuffled")
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    options = Options(race=not chosen.no_race, schedule=chosen.schedule, order=chosen.order, seed=chosen.seed)
+    failed = 0
+    for case in cases(chosen.target, chosen.small):
+        title = f"{case.target}/{case.name}"
+        if chosen.names and not any(name in title for name in chosen.names):
+            continue
+        start = time.perf_counter()
+        try:
+            report = run(case, options, chosen.seed)
+        except Exception as error:
+            failed += 1
+            first = (str(error).strip() or "no message").splitlines()[0]
+            print(f"{title}: {type(error).__name__}: {first}", flush=True)
+            continue
+        seconds = time.perf_counter() - start
+        print(
+            f"{title}: ok, {report.instructions} instructions, {len(report.lints)} lints, {seconds:.1f} s", flush=True
+        )
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(), 99))

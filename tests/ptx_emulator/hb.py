@@ -1,0 +1,520 @@
+"""Happens-before: who has seen which access complete, and accesses that nothing orders.
+
+An *event* is an asynchronous operation, or what a warp did between two points where it released something (one event
+for each set of lanes that accessed memory there). What a warp knows is a set of events, kept as a Python integer with a
+bit for each; single lanes may know more (`extra`). Barriers carry a `Token`: what the arriving side knew.
+
+A granule of memory (as small as the smallest access of the kernel) remembers its last write, the reads since, and
+unordered atomics. An access races when one of those, at least one of the two a write, is not among what the accessing
+thread knows. One run is enough for a path through the kernel: no particular interleaving has to happen.
+
+Also tracked: which generic writes a fence.proxy.async has made visible to asynchronous reads (`proxied`), and which
+tensor memory events stand between a tcgen05.fence::before_thread_sync and an ::after_thread_sync (`before`, `after`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .errors import BarrierError, ProxyError, RaceError, TcgenFenceError, UninitialisedError
+from .shadow import (
+    ASYNC,
+    BARRIER,
+    EMPTY,
+    GENERIC,
+    HOST,
+    INDEX_BITS,
+    INDEX_MASK,
+    NEVER,
+    TENSOR,
+    Access,
+    CellShadow,
+    Shadow,
+    Token,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from .ir import Instruction
+
+
+class Actor:
+    """What the threads of one warp know."""
+
+    def __init__(self, order: Order, label: str, lanes: int) -> None:
+        self.order = order
+        self.label = label
+        self.all_lanes = lanes  # bits of the threads that exist
+        self.known = (1 << HOST) | (1 << NEVER)
+        self.proxied = 1 << HOST
+        self.before = 0
+        self.after = 0
+        self.extra: dict[int, Token] = {}  # lane -> what it knows beyond the warp
+        self.open: dict[tuple[int, bool], int] = {}  # (lanes, atomic) -> event that accesses of now belong to
+        self.unsynced: dict[int, int] = {}  # own event -> its lanes, until the warp synchronises
+        self.checked: set[int] = set()  # values of Shadow.writer found to be known
+        self.checked_sets: set[int] = {0}
+        self.checked_proxy: set[int] = set()
+
+    # Events of this warp ----------------------------------------------------------------------------------------------
+    def event(self, lanes: int, atomic: bool = False) -> int:
+        key = (lanes, atomic)
+        event = self.open.get(key)
+        if event is None:
+            event = self.order.new(GENERIC, self.label)
+            self.open[key] = event
+            self.unsynced[event] = lanes
+        return event
+
+    def release(self, lanes: int) -> Token:
+        """What a release by these lanes carries; later accesses are another event."""
+        known, proxied, before = self.known, self.proxied, self.before
+        if self.unsynced:
+            for event, owners in self.unsynced.items():
+                if not owners & ~lanes:
+                    known |= 1 << event
+            self.open.clear()
+        if self.extra:
+            for lane, token in self.extra.items():
+                if lanes >> lane & 1:
+                    known, proxied, before = known | token.known, proxied | token.proxied, before | token.before
+        return Token(known, proxied, before)
+
+    def acquire(self, lanes: int, token: Token) -> None:
+        if lanes == self.all_lanes:
+            self.known |= token.known
+            self.proxied |= token.proxied
+            self.before |= token.before
+            return
+        for lane in bits(lanes):
+            self.extra[lane] = self.extra.get(lane, EMPTY) | token
+
+    def synchronise(self, lanes: int) -> None:
+        """The threads of `lanes` have met, and each sees what the others did before."""
+        if not self.unsynced and not self.extra:
+            return
+        token = self.release(lanes)
+        if lanes == self.all_lanes:
+            self.known, self.proxied, self.before = token
+            self.unsynced.clear()
+            self.extra.clear()
+        else:
+            for lane in bits(lanes):
+                self.extra[lane] = self.extra.get(lane, EMPTY) | token
+
+    def fence_proxy(self, lanes: int) -> None:
+        token = self.release(lanes)
+        if lanes == self.all_lanes:
+            self.proxied |= token.known
+        else:
+            for lane in bits(lanes):
+                self.extra[lane] = self.extra.get(lane, EMPTY) | Token(0, token.known, 0)
+
+    def fence_before(self, lanes: int) -> None:
+        token = self.release(lanes)
+        if lanes == self.all_lanes:
+            self.before |= token.known
+        else:
+            for lane in bits(lanes):
+                self.extra[lane] = self.extra.get(lane, EMPTY) | Token(0, 0, token.known)
+
+    def fence_after(self, lanes: int) -> None:
+        self.after |= self.release(lanes).before
+
+
+def bits(mask: int) -> Iterable[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+class Order:
+    """The events of one launch and the checks. `report` receives (error class, message)."""
+
+    def __init__(self, report: Callable[[type, str], None], instructions: list[Instruction]) -> None:
+        self.report = report
+        self.instructions = instructions
+        self.kinds = bytearray((0, 0, 0))
+        self.owners: list[str] = ["nobody", "the host", "an mbarrier"]
+        self.sets: list[tuple[int, ...]] = [()]
+        self._numbers: dict[tuple[int, ...], int] = {(): 0}
+        self._added: dict[tuple[int, int], int] = {}
+        self.lanes_of: dict[int, int] = {}
+        self.variables: dict[tuple[str, int], Token] = {}  # strong accesses: location -> released knowledge
+
+    def new(self, kind: int, owner: str) -> int:
+        self.kinds.append(kind)
+        self.owners.append(owner)
+        return len(self.kinds) - 1
+
+    # Generic accesses -------------------------------------------------------------------------------------------------
+    def generic(
+        self,
+        actor: Actor,
+        lanes: int,
+        shadow: Shadow,
+        index: np.ndarray,
+        lane_of: np.ndarray,
+        write: bool,
+        instruction: Instruction,
+        atomic: bool = False,
+    ) -> None:
+        """An access by ld, st, atom, ... `index` [n] or [n, k] granules, `lane_of` [n] or [n, 1] the lane of each row.
+
+        `atomic`: a strong access (atomics, relaxed, acquire, release, volatile), unordered with other strong ones.
+        """
+        event = actor.event(lanes, atomic)
+        packed = event << INDEX_BITS | instruction.index
+        values = shadow.writer[index]
+        found = set(values.ravel().tolist())
+        if not found <= actor.checked:
+            self._check_writes(actor, shadow, index, lane_of, values, found, write, instruction, atomic)
+        if shadow.atomics is not None and not atomic:
+            self._check_set(actor, shadow, shadow.atomics, index, write, instruction, "an atomic")
+        if write and not (atomic and shadow.atomics is None):
+            self._check_set(actor, shadow, shadow.readers, index, write, instruction, "a read")
+        if atomic and write:
+            if shadow.atomics is None:
+                shadow.atomics = np.zeros(len(shadow.writer), np.int32)
+                self._check_set(actor, shadow, shadow.readers, index, write, instruction, "a read")
+            self._add(actor, shadow.atomics, index, packed)
+            fresh = values < HOST << INDEX_BITS
+            if fresh.any():
+                shadow.writer[index] = np.where(fresh, HOST << INDEX_BITS, values)
+        elif write:
+            shadow.writer[index] = packed
+            shadow.lane[index] = lane_of
+            shadow.readers[index] = 0
+            if shadow.atomics is not None:
+                shadow.atomics[index] = 0
+        else:
+            self._add(actor, shadow.readers, index, packed)
+
+    def _add(self, actor: Actor, table: np.ndarray, index: np.ndarray | slice, packed: int) -> None:
+        numbers = table[index]
+        old = set(numbers.ravel().tolist())
+        if len(old) == 1:
+            table[index] = self._with(actor, old.pop(), packed)
+            return
+        fresh = numbers.copy()
+        for number in old:
+            fresh[numbers == number] = self._with(actor, number, packed)
+        table[index] = fresh
+
+    def _with(self, actor: Actor, number: int, packed: int) -> int:
+        """Number of the set with one more access; accesses that happened before it are implied and left out."""
+        key = (number, packed)
+        result = self._added.get(key)
+        if result is None:
+            event = packed >> INDEX_BITS
+            lanes = actor.unsynced.get(event, 0)
+            kept = []
+            for other in self.sets[number]:
+                e = other >> INDEX_BITS
+                implied = e == event or actor.known >> e & 1 or (e in actor.unsynced and not actor.unsynced[e] & ~lanes)
+                if not implied:
+                    kept.append(other)
+            members = (*kept, packed)
+            result = self._numbers.get(members)
+            if result is None:
+                result = len(self.sets)
+                self.sets.append(members)
+                self._numbers[members] = result
+            self._added[key] = result
+        return result
+
+    def _check_writes(
+        self,
+        actor: Actor,
+        shadow: Shadow,
+        index: np.ndarray,
+        lane_of: np.ndarray,
+        values: np.ndarray,
+        found: set[int],
+        write: bool,
+        instruction: Instruction,
+        atomic: bool,
+    ) -> None:
+        for value in found - actor.checked:
+            event = value >> INDEX_BITS
+            if event == NEVER:
+                if not write or instruction.op in ("atom", "red"):
+                    where = shadow.locate(np.broadcast_to(index, values.shape)[values == value].flat[0])
+                    self.report(
+                        UninitialisedError,
+                        f"{where} read before anything wrote it by {actor.label}\n  {instruction.where()}",
+                    )
+                continue
+            if event == BARRIER:
+                where = shadow.locate(np.broadcast_to(index, values.shape)[values == value].flat[0])
+                self.report(
+                    BarrierError, f"{where} holds a live mbarrier; {actor.label} accesses it\n  {instruction.where()}"
+                )
+                continue
+            if actor.known >> event & 1:
+                actor.checked.add(value)
+                continue
+            hit = values == value
+            lanes = np.broadcast_to(lane_of, values.shape)[hit]
+            if event in actor.unsynced:
+                if (shadow.lane[index][hit] == lanes).all():
+                    continue
+            elif all(self._lane_knows(actor, lane, event) for lane in set(lanes.tolist())):
+                continue
+            granule = np.broadcast_to(index, values.shape)[hit].flat[0]
+            self._race(actor.label, shadow, granule, write, instruction, value, "a write")
+
+    def _lane_knows(self, actor: Actor, lane: int, event: int) -> bool:
+        token = actor.extra.get(lane)
+        return token is not None and bool(token.known >> event & 1)
+
+    def _check_set(
+        self,
+        actor: Actor,
+        shadow: Shadow,
+        table: np.ndarray,
+        index: np.ndarray,
+        write: bool,
+        instruction: Instruction,
+        what: str,
+    ) -> None:
+        numbers = table[index]
+        found = set(numbers.ravel().tolist())
+        if found <= actor.checked_sets:
+            return
+        for number in found - actor.checked_sets:
+            certain = True
+            for value in self.sets[number]:
+                event = value >> INDEX_BITS
+                if actor.known >> event & 1:
+                    continue
+                certain = False
+                # Lanes of one warp: which lane read is not kept, so order among them is not checked here.
+                if event in actor.unsynced or any(t.known >> event & 1 for t in actor.extra.values()):
+                    continue
+                granule = np.broadcast_to(index, numbers.shape)[numbers == number].flat[0]
+                self._race(actor.label, shadow, granule, write, instruction, value, what)
+            if certain:
+                actor.checked_sets.add(number)
+
+    # Asynchronous operations ------------------------------------------------------------------------------------------
+    def asynchronous(
+        self,
+        actor: Actor,
+        lanes: int,
+        accesses: Iterable[Access],
+        instruction: Instruction,
+        kind: int = ASYNC,
+        ordered: int = 0,
+        title: str = "",
+    ) -> Token:
+        """Checks an operation issued by these lanes; returns what its completion carries.
+
+        `ordered`: events that precede it by the rules of its engine, beyond what the issuing threads know.
+        """
+        base = actor.release(lanes)
+        label = f"{title or instruction.name} issued by {actor.label}"
+        event = self.new(kind, label)
+        known = base.known | ordered
+        for access in accesses:
+            self._asynchronous_access(actor, access, known, base, event, instruction, label, kind, ordered)
+        return Token(known | 1 << event, base.proxied, base.before)
+
+    def _asynchronous_access(
+        self,
+        actor: Actor,
+        access: Access,
+        known: int,
+        base: Token,
+        event: int,
+        instruction: Instruction,
+        label: str,
+        kind: int,
+        ordered: int,
+    ) -> None:
+        shadow, index = access.shadow, access.index
+        packed = event << INDEX_BITS | instruction.index
+        values = shadow.writer[index]
+        for value in _distinct(values):
+            e = value >> INDEX_BITS
+            if e == BARRIER:
+                where = shadow.locate(_first(shadow, index, values == value))
+                self.report(
+                    BarrierError, f"{where} holds a live mbarrier; {label} accesses it\n  {instruction.where()}"
+                )
+            elif value not in actor.checked and not known >> e & 1:
+                self._race(
+                    label, shadow, _first(shadow, index, values == value), access.write, instruction, value, "a write"
+                )
+            elif e == NEVER and (not access.write):
+                where = shadow.locate(_first(shadow, index, values == value))
+                self.report(
+                    UninitialisedError, f"{where} read before anything wrote it by {label}\n  {instruction.where()}"
+                )
+            elif not access.write and access.proxy and self.kinds[e] == GENERIC and value not in actor.checked_proxy:
+                if base.proxied >> e & 1:
+                    actor.checked_proxy.add(value)
+                else:
+                    self._proxy(label, shadow, _first(shadow, index, values == value), instruction, value)
+            elif kind == TENSOR and self.kinds[e] == TENSOR:
+                self._tcgen_fence(actor, e, ordered, shadow, index, values == value, label, instruction, value)
+        if access.write:
+            self._check_sets(shadow, shadow.readers, access, known, label, instruction, "a read", actor, ordered, kind)
+        if shadow.atomics is not None and not access.atomic:
+            self._check_sets(
+                shadow, shadow.atomics, access, known, label, instruction, "a reduction", actor, ordered, kind
+            )
+        if access.write and access.atomic:
+            if shadow.atomics is None:
+                shadow.atomics = np.zeros(len(shadow.writer), np.int32)
+            self._add_async(shadow.atomics, index, packed, known)
+        elif access.write:
+            shadow.writer[index] = packed
+            shadow.readers[index] = 0
+            if shadow.atomics is not None:
+                shadow.atomics[index] = 0
+        else:
+            self._add_async(shadow.readers, index, packed, known)
+
+    def _check_sets(
+        self,
+        shadow: Shadow,
+        table: np.ndarray,
+        access: Access,
+        known: int,
+        label: str,
+        instruction: Instruction,
+        what: str,
+        actor: Actor,
+        ordered: int,
+        kind: int,
+    ) -> None:
+        numbers = table[access.index]
+        for number in _distinct(numbers):
+            for value in self.sets[number]:
+                e = value >> INDEX_BITS
+                hit = numbers == number
+                if not known >> e & 1:
+                    self._race(label, shadow, _first(shadow, access.index, hit), access.write, instruction, value, what)
+                elif kind == TENSOR and self.kinds[e] == TENSOR:
+                    self._tcgen_fence(actor, e, ordered, shadow, access.index, hit, label, instruction, value)
+
+    def _add_async(self, table: np.ndarray, index: np.ndarray | slice, packed: int, known: int) -> None:
+        numbers = table[index]
+        old = _distinct(numbers)
+        fresh = numbers if len(old) == 1 else numbers.copy()
+        for number in old:
+            key = (number, packed)
+            result = self._added.get(key)
+            if result is None:
+                members = (*(v for v in self.sets[number] if not known >> (v >> INDEX_BITS) & 1), packed)
+                result = self._numbers.setdefault(members, len(self.sets))
+                if result == len(self.sets):
+                    self.sets.append(members)
+                self._added[key] = result
+            if len(old) == 1:
+                table[index] = result
+                return
+            fresh[numbers == number] = result
+        table[index] = fresh
+
+    # Strong accesses: a location that is synchronised through ---------------------------------------------------------
+    def publish(self, memory: str, location: int, token: Token) -> None:
+        key = (memory, location)
+        self.variables[key] = self.variables.get(key, EMPTY) | token
+
+    def published(self, memory: str, location: int) -> Token:
+        return self.variables.get((memory, location), EMPTY)
+
+    # Messages ---------------------------------------------------------------------------------------------------------
+    def describe(self, value: int, what: str) -> str:
+        event, index = value >> INDEX_BITS, value & INDEX_MASK
+        where = "" if event <= BARRIER else f"\n          {self.instructions[index].where()}"
+        return f"{what} by {self.owners[event]}{where}"
+
+    def _race(
+        self, label: str, shadow: Shadow, granule: int, write: bool, instruction: Instruction, value: int, what: str
+    ) -> None:
+        event = value >> INDEX_BITS
+        if self.kinds[event] == GENERIC:
+            missing = f"a barrier that {self.owners[event]} arrives at after it and {label} waits for before this"
+        else:
+            missing = (
+                f"a wait, by {label} or by somebody it synchronised with since, for the completion of the earlier one"
+            )
+        self.report(
+            RaceError,
+            f"race on {shadow.locate(granule)}\n"
+            f"  now:    {'a write' if write else 'a read'} by {label}\n          {instruction.where()}\n"
+            f"  before: {self.describe(value, what)}\n  missing: {missing}",
+        )
+
+    def _proxy(self, label: str, shadow: Shadow, granule: int, instruction: Instruction, value: int) -> None:
+        self.report(
+            ProxyError,
+            f"{shadow.locate(granule)}: an asynchronous read of what the generic proxy wrote\n"
+            f"  now:    a read by {label}\n          {instruction.where()}\n"
+            f"  before: {self.describe(value, 'a write')}\n"
+            f"  missing: fence.proxy.async after the write, before the barrier that orders the two",
+        )
+
+    def _tcgen_fence(
+        self,
+        actor: Actor,
+        event: int,
+        ordered: int,
+        shadow: Shadow,
+        index: np.ndarray | slice,
+        hit: np.ndarray,
+        label: str,
+        instruction: Instruction,
+        value: int,
+    ) -> None:
+        if actor.after >> event & 1 or ordered >> event & 1 or self.owners[event].endswith(actor.label):
+            return
+        self.report(
+            TcgenFenceError,
+            f"{shadow.locate(_first(shadow, index, hit))}: ordered by a barrier alone\n"
+            f"  now:    {label}\n          {instruction.where()}\n  before: {self.describe(value, 'an access')}\n"
+            f"  missing: tcgen05.fence::before_thread_sync (or a commit) there, tcgen05.fence::after_thread_sync here",
+        )
+
+
+def _distinct(values: np.ndarray) -> list[int]:
+    """The different values, fast where all are the same."""
+    if values.size == 0:
+        return []
+    first = values.flat[0]
+    if (values == first).all():
+        return [int(first)]
+    if values.size <= 64:
+        return list(set(values.ravel().tolist()))
+    return np.unique(values).tolist()
+
+
+def _first(shadow: Shadow, index: np.ndarray | slice, hit: np.ndarray) -> int:
+    if isinstance(index, slice):
+        index = np.arange(len(shadow.writer))[index]
+    return int(np.broadcast_to(index, hit.shape)[hit].flat[0])
+
+
+__all__ = [
+    "ASYNC",
+    "BARRIER",
+    "EMPTY",
+    "GENERIC",
+    "HOST",
+    "INDEX_BITS",
+    "TENSOR",
+    "Access",
+    "Actor",
+    "CellShadow",
+    "Order",
+    "Shadow",
+    "Token",
+    "bits",
+]

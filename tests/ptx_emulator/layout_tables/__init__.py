@@ -1,0 +1,1 @@
+"""Operand layouts as CuTe's headers state them, enumerated into numbers: the tests hold layouts.py against them."""

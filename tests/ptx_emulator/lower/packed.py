@@ -1,0 +1,128 @@
+"""16-bit floats, alone and in pairs, and pairs of 16-bit integers.
+
+PTX ISA 9.7.4 (half precision) and 9.7.1 (u16x2, s16x2). Values are float32 (float64 where a product or sum does not fit)
+and are rounded once, to the bits of their format.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..ir import Imm, Instruction
+from . import exact, floats
+from .code import Code
+from .dispatch import allow, call, chosen, emit, operands, rule, source, sources
+
+HALVES = "f16 bf16"
+PAIRS = "f16x2 bf16x2"
+_SIGNS = {"f16": 0x8000, "bf16": 0x8000, "f16x2": 0x80008000, "bf16x2": 0x80008000}
+
+
+# Arithmetic ----------------------------------------------------------------------------------------------------------
+def arithmetic16(code: Code, i: Instruction) -> None:
+    kind = i.type
+    operands(i, 4 if i.op == "fma" else 3)
+    short = kind.startswith("f16")
+    allow(i, ("rn ftz sat" if short else "rn") + (" relu" if i.op == "fma" else ""))
+    if i.op == "fma":
+        chosen(i, "rn")
+    function = (fma_f16 if short else fma_bf16) if i.op == "fma" else (plain_f16 if short else plain_bf16)
+    flags = [repr(kind), i.has("ftz"), i.has("sat"), i.has("relu")]
+    name = [] if i.op == "fma" else [repr(i.op)]
+    texts = [floats.load(code, x, kind) for x in i.args[1:]]
+    _store(code, i, call(code, function, *name, *flags, *texts))
+
+
+rule("mul", HALVES)(arithmetic16)
+rule("add sub mul fma", PAIRS)(arithmetic16)
+
+
+def _store(code: Code, i: Instruction, text: str) -> None:
+    code.dst(i.args[0], "u32" if i.type in PAIRS.split() else "u16", text)
+
+
+def _flush(ftz: bool, *values: np.ndarray) -> tuple[np.ndarray, ...]:
+    return tuple(floats.flush16(x) for x in values) if ftz else values
+
+
+def plain_f16(op: str, kind: str, ftz: bool, sat: bool, relu: bool, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """float32 has more than twice the bits of f16, and two more: rounding twice is rounding once."""
+    a, b = _flush(ftz, a, b)
+    r = np.add(a, b) if op == "add" else np.subtract(a, b) if op == "sub" else np.multiply(a, b)
+    return floats.finish16(r, kind, ftz, sat, relu)
+
+
+def fma_f16(kind: str, ftz: bool, sat: bool, relu: bool, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """Products of f16 and the sums that stay in its range are exact in float64."""
+    a, b, c = _flush(ftz, a, b, c)
+    return floats.finish16(np.multiply(a, b, dtype=np.float64) + c, kind, ftz, sat, relu)
+
+
+def plain_bf16(op: str, kind: str, ftz: bool, sat: bool, relu: bool, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Sums as for f16; products may be subnormal in float32, so that they are rounded from float64."""
+    if op == "mul":
+        return floats.finish16(np.multiply(a, b, dtype=np.float64), kind)
+    return floats.finish16(np.add(a, b) if op == "add" else np.subtract(a, b), kind)
+
+
+def fma_bf16(kind: str, ftz: bool, sat: bool, relu: bool, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    total = exact.odd_sum(np.multiply(a, b, dtype=np.float64), c.astype(np.float64))
+    return floats.finish16(total, kind, relu=relu)
+
+
+@rule("min max", f"{HALVES} {PAIRS}")
+def _extreme16(code: Code, i: Instruction) -> None:
+    operands(i, 3)
+    allow(i, "ftz NaN xorsign abs")
+    texts = [floats.load(code, x, i.type) for x in i.args[1:]]
+    if i.has("ftz"):
+        texts = [call(code, floats.flush16, t) for t in texts]
+    flags = [i.op == "max", *(i.has(m) for m in ("NaN", "abs", "xorsign")), False]
+    _store(code, i, call(code, floats.finish16, call(code, floats.extreme, *flags, *texts), repr(i.type)))
+
+
+@rule("abs neg", f"{HALVES} {PAIRS}")
+def _sign16(code: Code, i: Instruction) -> None:
+    operands(i, 2)
+    allow(i, "ftz" if i.type.startswith("f16") else "")
+    kind = "u32" if i.type in PAIRS.split() else "u16"
+    if i.has("ftz"):
+        value = f"{floats.load(code, i.args[1], i.type)}"
+        text = call(code, floats.finish16, call(code, floats.flush16, value), repr(i.type))
+    else:
+        text = sources(code, i.args[1:], kind)[0]
+    sign = _SIGNS[i.type]
+    dtype = np.uint32 if kind == "u32" else np.uint16
+    mask = code.const(np.asarray(dtype(sign if i.op == "neg" else ~sign & np.iinfo(dtype).max)))
+    emit(code, "bitwise_xor" if i.op == "neg" else "bitwise_and", i.args[0], kind, text, mask)
+
+
+@rule("ex2 tanh", f"{HALVES} {PAIRS}")
+def _function16(code: Code, i: Instruction) -> None:
+    operands(i, 2)
+    bf16_power = i.op == "ex2" and i.type.startswith("bf16")
+    allow(i, "approx ftz" if bf16_power else "approx")
+    chosen(i, "approx")
+    value = f"{code.helper(np.exp2 if i.op == 'ex2' else np.tanh)}({floats.load(code, i.args[1], i.type)})"
+    if bf16_power and i.has("ftz"):
+        value = call(code, floats.flush32, value)
+    _store(code, i, call(code, floats.finish16, value, repr(i.type)))
+
+
+# Pairs of integers ---------------------------------------------------------------------------------------------------
+@rule("add min max", "u16x2 s16x2")
+def _integers16(code: Code, i: Instruction) -> None:
+    operands(i, 3)
+    allow(i, "relu" if i.type == "s16x2" and i.op != "add" else "")
+    ufunc = {"add": "add", "min": "minimum", "max": "maximum"}[i.op]
+    dtype = code.helper(np.int16 if i.type[0] == "s" else np.uint16)
+    texts = []
+    for operand in i.args[1:]:
+        text = source(code, operand, "u32")
+        if isinstance(operand, Imm):
+            text = f"{code.helper(np.full)}(v.width,{text})"
+        texts.append(f"{text}.view({dtype})")
+    value = f"{code.helper(getattr(np, ufunc))}({','.join(texts)})"
+    if i.has("relu"):
+        value = f"{code.helper(np.maximum)}({value},{code.const(np.asarray(np.int16(0)))})"
+    code.dst(i.args[0], "u32", f"{value}.view({code.helper(np.uint32)})")

@@ -1,0 +1,1 @@
+"""Kernels whose results on a real sm_90a GPU are kept, so that the emulator can be compared with it anywhere."""

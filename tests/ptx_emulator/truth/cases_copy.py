@@ -1,0 +1,356 @@
+"""Copies: tensor maps (loads, stores, reductions), bulk copies and reductions, cp.async."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from .case import Arrays, Case, Map, MapPointer, Struct, i32, integers, raw, u32, untouched
+from .driver import ELEMENTS
+from .exact import BF16, F16, from_integers
+from .images import box_bytes, load_box, store_box
+
+GUARD = 64  # bytes shown behind a box
+
+
+def _tensor(seed: str, m: Map) -> np.ndarray:
+    """The bytes under a map, random but for floating point, where they are small integers."""
+    size = ELEMENTS[m.element][1]
+    extent = m.strides[-1] * m.dims[-1] if m.strides else m.dims[0] * size
+    if m.element in ("f32", "tf32"):
+        return integers(seed, (extent // 4,), -99, 99).astype(np.float32).view(np.uint8)
+    return raw(seed, (extent,), np.uint8)
+
+
+def _load(
+    name: str, m: Map, coordinates: tuple[int, ...], fill: bytes = b"", expected: bool = True, undefined: str = ""
+) -> Case:
+    rank = len(m.dims)
+    size = box_bytes(m)
+    dump = size + GUARD
+    tensor = _tensor(f"load/{name}", m)
+
+    def expect(given: Arrays) -> Arrays:
+        out = np.full(dump, 0xA5, np.uint8)
+        out[:size] = load_box(given["tensor"], m, coordinates, fill)
+        return {"out": out, "status": np.array([1], np.uint32)}
+
+    tile = Struct((*(i32(c) for c in (*coordinates, *(0,) * (5 - rank))), u32(size), u32(dump)))
+    return Case(
+        name=f"tma_load/{rank}d-{name}",
+        module="tma_load",
+        kernel=f"load_{rank}d",
+        buffers={"tensor": tensor, "out": untouched((dump,), np.uint8), "status": untouched((1,), np.uint32)},
+        outputs=("out", "status"),
+        args=(m, tile, "out", "status"),
+        shared=dump,
+        expect=expect if expected else None,
+        undefined=undefined,
+    )
+
+
+def _matrix(
+    element: str, box: tuple[int, int], swizzle: str = "none", dims: tuple[int, int] = (100, 20), **more
+) -> Map:
+    """A padded row-major matrix."""
+    pitch = (dims[0] * ELEMENTS[element][1] + 31) // 32 * 32
+    return Map("tensor", element, dims, (pitch,), box, swizzle, **more)
+
+
+def _load_cases() -> Iterator[Case]:
+    line = Map("tensor", "u8", (1000,), (), (64,))
+    for name, at in (("inside", 128), ("clipped", 960), ("negative", -16), ("outside", 1008), ("far-outside", -5000)):
+        yield _load(name, line, (at,))
+    yield _load("u64", Map("tensor", "u64", (40,), (), (12,)), (33,))
+    for swizzle, width in (("none", 64), ("32B", 16), ("64B", 32), ("128B", 64)):
+        m = _matrix("bf16", (width, 16), swizzle)
+        yield _load(f"{swizzle}-inside", m, (8, 2))
+        yield _load(f"{swizzle}-clipped", m, (100 - width // 2, 9))
+    yield _load("128B-negative", _matrix("f16", (64, 8), "128B"), (-9, -3))
+    yield _load("wide-rows", _matrix("u16", (96, 4)), (2, 17))
+    yield _load("f32-32B", _matrix("f32", (8, 10), "32B"), (95, 15))
+    yield _load("s32-64B", _matrix("s32", (16, 5), "64B"), (-3, 2))
+    yield _load("f64-128B", _matrix("f64", (16, 3), "128B", (30, 5)), (17, 1))
+    yield _load("s64-none", _matrix("s64", (2, 7), dims=(9, 11)), (7, 5))
+    yield _load("u8-128B", _matrix("u8", (128, 6), "128B", (200, 9)), (90, 4))
+    yield _load("tf32-128B", _matrix("tf32", (32, 6), "128B"), (3, 1))
+    # A box narrower than its swizzle.
+    yield _load("narrow-128B", _matrix("bf16", (16, 16), "128B"), (4, 1))
+    yield _load("narrow-64B", _matrix("f32", (8, 8), "64B"), (4, 1))
+
+    nan = {"f16": b"\xff\x7f", "bf16": b"\xff\x7f", "f32": b"\xff\xff\xff\x7f"}
+    for element, pattern in nan.items():
+        yield _load(f"{element}-nan", _matrix(element, (16, 6), "none", (40, 9), fill="nan"), (32, 5), pattern)
+
+    yield _load("rows-2", _matrix("u16", (32, 8), element_strides=(1, 2)), (70, 3))
+    yield _load("rows-3", _matrix("u16", (32, 8), "64B", element_strides=(1, 3)), (0, -2))
+    yield _load("columns-2", _matrix("u16", (64, 4), element_strides=(2, 1)), (10, 3), expected=False)
+
+    cube = Map("tensor", "u16", (40, 7, 5), (96, 96 * 8), (16, 4, 3), "32B")
+    yield _load("inside", cube, (8, 1, 2))
+    yield _load("corner", cube, (30, 5, 3))
+    yield _load("below", cube, (-4, -1, -2))
+    spaced = Map("tensor", "bf16", (40, 9, 8), (96, 96 * 9), (8, 5, 6), element_strides=(1, 2, 3))
+    yield _load("strides", spaced, (5, 1, 0))
+    four = Map("tensor", "u32", (12, 5, 4, 3), (48, 240, 960), (4, 3, 2, 2))
+    yield _load("inside", four, (4, 1, 1, 0))
+    yield _load("corner", four, (10, 3, 3, 2))
+    five = Map("tensor", "u8", (48, 3, 4, 3, 2), (48, 144, 576, 1728), (32, 2, 3, 2, 2), "32B")
+    yield _load("inside", five, (16, 0, 1, 1, 0))
+    yield _load("corner", five, (30, 2, 2, 2, 1))
+    yield _load("below", five, (-2, -1, -1, 0, -1))
+
+    m = _matrix("bf16", (32, 8), "64B")
+    tensor = _tensor("load/global", m)
+    yield Case(
+        name="tma_load/2d-map-in-global",
+        module="tma_load",
+        kernel="load_2d_map_in_global",
+        buffers={"tensor": tensor, "out": untouched((512,), np.uint8)},
+        outputs=("out",),
+        args=(MapPointer(m), i32(80), i32(15), u32(512), "out"),
+        shared=512,
+        expect=lambda given: {"out": load_box(given["tensor"], m, (80, 15))},
+    )
+    ring = _matrix("bf16", (64, 4), "128B", (64, 20))
+    yield Case(
+        name="tma_load/2d-ring",
+        module="tma_load",
+        kernel="load_2d_ring",
+        buffers={"tensor": _tensor("load/ring", ring), "out": untouched((5, 512), np.uint8)},
+        outputs=("out",),
+        args=(ring, i32(4), i32(5), u32(512), "out"),
+        block=(64, 1, 1),
+        shared=1024,
+        expect=lambda given: {"out": np.stack([load_box(given["tensor"], ring, (0, 4 * i)) for i in range(5)])},
+    )
+
+
+def _store(name: str, m: Map, coordinates: tuple[int, ...]) -> Case:
+    rank = len(m.dims)
+    size = box_bytes(m)
+    box = Struct((*(i32(c) for c in (*coordinates, *(0,) * (5 - rank))), u32(size)))
+    return Case(
+        name=f"tma_store/{rank}d-{name}",
+        module="tma_store",
+        kernel=f"store_{rank}d",
+        buffers={"tensor": _tensor(f"store/{name}", m), "image": raw(f"store/{name}/image", (size,), np.uint8)},
+        outputs=("tensor",),
+        args=(m, box, "image"),
+        shared=size,
+        expect=lambda given: {"tensor": store_box(given["tensor"], m, coordinates, given["image"])},
+    )
+
+
+def _store_cases() -> Iterator[Case]:
+    line = Map("tensor", "u8", (200,), (), (64,))
+    yield _store("clipped", line, (160,))
+    yield _store("negative", line, (-20,))
+    for swizzle, width in (("none", 64), ("32B", 16), ("64B", 32), ("128B", 64)):
+        yield _store(f"{swizzle}-clipped", _matrix("bf16", (width, 8), swizzle, (72, 12)), (72 - width // 2, 7))
+    yield _store("128B-negative", _matrix("f32", (32, 8), "128B", (40, 10)), (-5, -2))
+    yield _store("outside", _matrix("u16", (32, 4), dims=(40, 6)), (48, 0))
+    yield _store("rows-2", _matrix("u16", (32, 8), dims=(40, 12), element_strides=(1, 2)), (4, 3))
+    yield _store("corner", Map("tensor", "u16", (20, 5, 4), (64, 320), (16, 4, 3), "32B"), (10, 3, 2))
+    yield _store("corner", Map("tensor", "u32", (12, 5, 3, 2), (48, 240, 720), (4, 3, 2, 2)), (10, 3, -1, 1))
+    yield _store(
+        "corner", Map("tensor", "u8", (48, 3, 2, 3, 2), (48, 144, 288, 864), (32, 2, 2, 2, 2), "32B"), (30, 2, 1, -1, 1)
+    )
+
+
+# The reductions on integers; the wrap-around ones as in PTX (inc and dec compare without sign).
+_COMBINE: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "add": lambda old, new: old + new,
+    "min": np.minimum,
+    "max": np.maximum,
+    "inc": lambda old, new: np.where(old >= new, 0, old + 1),
+    "dec": lambda old, new: np.where((old == 0) | (old > new), new, old - 1),
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+_TYPES = {
+    "u32": np.uint32,
+    "s32": np.int32,
+    "u64": np.uint64,
+    "s64": np.int64,
+    "b32": np.uint32,
+    "b64": np.uint64,
+    "f32": np.float32,
+    "f64": np.float64,
+}
+_HALVES = {"f16": F16, "bf16": BF16}
+
+
+def _values(seed: str, shape: tuple[int, ...], element: str, operation: str) -> np.ndarray:
+    """Data for a reduction: bits of small integers for floating point, else random bits."""
+    if element in _HALVES:
+        return from_integers(integers(seed, shape, -60, 60), _HALVES[element])
+    if element in ("f32", "f64"):
+        return integers(seed, shape, -5000, 5000).astype(_TYPES[element])
+    if operation in ("inc", "dec"):
+        return integers(seed, shape, 0, 5).astype(_TYPES[element])
+    return raw(seed, shape, _TYPES[element])
+
+
+def _reduced(old: np.ndarray, new: np.ndarray, element: str, operation: str) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        if element in _HALVES:
+            form = _HALVES[element]
+            table = from_integers(np.arange(-512, 513), form)
+            order = np.argsort(table)
+            back = np.arange(-512, 513)[order]
+            plain = [back[np.searchsorted(table[order], v)] for v in (old, new)]
+            return from_integers(_COMBINE[operation](*plain), form)
+        return _COMBINE[operation](old, new).astype(old.dtype)
+
+
+def _tensor_reductions() -> Iterator[Case]:
+    for operation, element, blocks in (
+        ("add", "f32", 3),
+        ("add", "f16", 2),
+        ("add", "bf16", 2),
+        ("add", "u32", 3),
+        ("add", "s32", 1),
+        ("add", "u64", 1),
+        ("min", "u32", 2),
+        ("min", "s32", 1),
+        ("max", "u32", 1),
+        ("max", "s32", 1),
+        ("max", "s64", 1),
+        ("min", "f16", 1),
+        ("max", "bf16", 2),
+        ("inc", "u32", 1),
+        ("dec", "u32", 1),
+        ("and", "u32", 1),
+        ("or", "u32", 1),
+        ("xor", "u64", 1),
+    ):
+        size = ELEMENTS[element][1]
+        m = Map("tensor", element, (20, 6), (32 * size,), (16 if size < 8 else 8, 4), "none" if size < 4 else "64B")
+        seed = f"reduce/{operation}/{element}"
+        start = _values(f"{seed}/old", (6, 32), element, operation)
+        at = (8, 3)
+
+        def expect(given: Arrays, m=m, at=at, element=element, operation=operation, blocks=blocks) -> Arrays:
+            old = given["tensor"]
+            placed = store_box(np.zeros_like(old), m, at, given["image"].view(np.uint8).reshape(-1))
+            hit = store_box(np.zeros_like(old).view(np.uint8), m, at, np.full(box_bytes(m), 1, np.uint8))
+            hit = hit.reshape(*old.shape, -1).any(axis=2)
+            new = old
+            for _ in range(blocks):
+                new = np.where(hit, _reduced(new, placed, element, operation), new)
+            return {"tensor": new}
+
+        yield Case(
+            name=f"tma_store/reduce-{operation}-{element}",
+            module="tma_store",
+            kernel=f"reduce_{operation}_2d",
+            buffers={
+                "tensor": start,
+                "image": _values(f"{seed}/new", (4, 16 if size < 8 else 8), element, operation),
+            },
+            outputs=("tensor",),
+            args=(m, Struct((*(i32(c) for c in (*at, 0, 0, 0)), u32(box_bytes(m)))), "image"),
+            grid=(blocks, 1, 1),
+            shared=box_bytes(m),
+            expect=expect,
+        )
+
+
+def _bulk_cases() -> Iterator[Case]:
+    for size, offset in ((16, 0), (1040, 48), (4096, 16)):
+        yield Case(
+            name=f"bulk/copy-{size}",
+            module="bulk",
+            kernel="bulk_copy",
+            buffers={"in": raw(f"bulk/{size}", (size,), np.uint8), "out": untouched((size + 16,), np.uint8)},
+            outputs=("out",),
+            args=("in", "out", u32(size), u32(offset)),
+            shared=size + offset,
+            expect=lambda given: {"out": np.concatenate([given["in"], given["out"][-16:]])},
+        )
+    for name in ["add_f32", "add_f64", "add_f16", "add_bf16", "max_bf16", "min_f16", "add_u32", "add_s32", "add_u64", "min_u32", "min_s32", "max_s64", "inc_u32", "dec_u32", "and_b32", "or_b32", "xor_b64"]:
+        operation, element = name.split("_")
+        blocks = 1 if operation in ("inc", "dec") else 3
+        old = _values(f"bulk/{name}/old", (48,), element, operation)
+        new = _values(f"bulk/{name}/new", (blocks, 48), element, operation)
+
+        def expect(given: Arrays, element=element, operation=operation) -> Arrays:
+            out = given["out"]
+            for row in given["in"]:
+                out = _reduced(out, row, element, operation)
+            return {"out": out}
+
+        yield Case(
+            name=f"bulk/reduce-{operation}-{element}",
+            module="bulk",
+            kernel=f"bulk_{name}",
+            buffers={"in": new, "out": old},
+            outputs=("out",),
+            args=("in", "out", u32(old.nbytes)),
+            grid=(blocks, 1, 1),
+            shared=old.nbytes,
+            expect=expect,
+        )
+
+
+def _cp_async_cases() -> Iterator[Case]:
+    sizes = np.stack([integers(f"sizes/{i}", (64,), 0, limit) for i, limit in enumerate((4, 8, 16, 16))])
+    sizes[:, :2] = [[0, 4], [0, 8], [0, 16], [0, 16]]
+
+    def copied(given: Arrays) -> Arrays:
+        out = np.full((4, 64, 16), 0xA5, np.uint8)
+        for row, whole in enumerate((4, 8, 16, 16)):
+            for t in range(64):
+                part = int(given["sizes"][row, t])
+                out[row, t, :whole] = 0
+                out[row, t, :part] = given["in"][row, t, :part]
+        return {"out": out}
+
+    yield Case(
+        name="cp_async/sizes",
+        module="cp_async",
+        kernel="copy_sizes",
+        buffers={
+            "in": raw("cp_async/sizes", (4, 64, 16), np.uint8),
+            "sizes": sizes.astype(np.uint32),
+            "out": untouched((4, 64, 16), np.uint8),
+        },
+        outputs=("out",),
+        args=("in", "sizes", "out"),
+        block=(64, 1, 1),
+        expect=copied,
+    )
+    ignore = integers("ignore", (5, 64), 0, 3) // 3
+    yield Case(
+        name="cp_async/groups",
+        module="cp_async",
+        kernel="copy_groups",
+        buffers={
+            "in": raw("cp_async/groups", (5, 64, 16), np.uint8),
+            "ignore": ignore.astype(np.uint32),
+            "out": untouched((5, 64, 16), np.uint8),
+        },
+        outputs=("out",),
+        args=("in", "ignore", "out", u32(5)),
+        block=(64, 1, 1),
+        expect=lambda given: {"out": np.where(given["ignore"][:, :, None] != 0, np.uint8(0), given["in"])},
+    )
+    for noinc in (0, 1):
+        yield Case(
+            name=f"cp_async/arrive-{'noinc' if noinc else 'inc'}",
+            module="cp_async",
+            kernel="copy_arrive",
+            buffers={"in": raw("cp_async/arrive", (64, 16), np.uint8), "out": untouched((64, 16), np.uint8)},
+            outputs=("out",),
+            args=("in", "out", u32(noinc)),
+            block=(64, 1, 1),
+            expect=lambda given: {"out": given["in"]},
+        )
+
+
+def cases() -> list[Case]:
+    """All cases of this file."""
+    return [*_load_cases(), *_store_cases(), *_tensor_reductions(), *_bulk_cases(), *_cp_async_cases()]
