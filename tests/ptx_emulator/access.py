@@ -84,20 +84,63 @@ def load(view: View, mask: np.ndarray | None, spec: Spec, address: np.ndarray | 
 
 def store(view: View, mask: np.ndarray | None, spec: Spec, address: np.ndarray | int, values: list[np.ndarray]) -> None:
     """`values`: one array (or scalar) of the width of the view for each element."""
+    dtype = _UNSIGNED[spec.size]
+    full = [v if np.ndim(v) else np.full(view.width, v, dtype) for v in values]
+    order = view.cta.order
+    if order is not None and len(view.members) > 1:
+        # Warp by warp, so that a check sees what the warp before it stored.
+        for k, warp in enumerate(view.members):
+            own = slice(k * WARP, (k + 1) * WARP)
+            part = address[own] if isinstance(address, np.ndarray) else address
+            lanes = None if mask is None else mask[own]
+            if lanes is None or lanes.any():
+                store(warp, lanes, spec, part, [v[own] for v in full])
+        return
+    columns = full if mask is None else [v[mask] for v in full]
+    if order is not None and spec.space != "local":
+        order.unchanged = lambda granules: _unchanged(view, mask, spec, address, columns, granules)
     memory, offsets = locate(view, mask, spec, address)
+    if order is not None:
+        order.unchanged = None
     if spec.space == "local":
-        _local(view, mask, spec, offsets, values)
+        _local(view, mask, spec, offsets, columns)
         return
     words = memory.views[spec.size]
     index = offsets >> (spec.size.bit_length() - 1)
-    dtype = _UNSIGNED[spec.size]
     try:
-        for k, value in enumerate(values):
+        for k, value in enumerate(columns):
             # Lanes are stored in order: of several that write one place, the highest wins.
-            full = value if np.ndim(value) else np.full(view.width, value, dtype)
-            words[index + k if k else index] = full if mask is None else full[mask]
+            words[index + k if k else index] = value
     except IndexError:
         raise out_of_bounds(view, memory, spec, offsets) from None
+
+
+def _unchanged(
+    view: View,
+    mask: np.ndarray | None,
+    spec: Spec,
+    address: np.ndarray | int,
+    columns: list[np.ndarray],
+    granules: np.ndarray,
+) -> np.ndarray:
+    """bool a granule: the bytes there already hold what this store writes. Asked only where a race was found."""
+    places = address if isinstance(address, np.ndarray) else np.full(view.width, address, np.int64)
+    places = places if mask is None else places[mask]
+    if int(places[0]) >= GLOBAL_BASE:
+        memory, places = view.cta.launch.device.memory, places - GLOBAL_BASE
+    elif spec.space == "shared::cluster" and len(view.cta.cluster.ctas) > 1:
+        return np.zeros(granules.size, bool)
+    else:
+        memory, places = view.cta.shared, places & OFFSET_MASK
+    assert memory.shadow is not None
+    start = int(places.min()) & ~15
+    before = memory.u8[start : (int(places.max()) + spec.bytes + 15) & ~15]
+    after = before.copy()
+    for k, value in enumerate(columns):
+        after.view(_UNSIGNED[spec.size])[(places - start) // spec.size + k] = value
+    n = memory.shadow.granule
+    rows = granules.ravel()[:, None] * n + np.arange(n) - start
+    return (after[rows] == before[rows]).all(1)
 
 
 def locate(view: View, mask: np.ndarray | None, spec: Spec, address: np.ndarray | int) -> tuple[Memory, np.ndarray]:
@@ -262,8 +305,7 @@ def _local(
     index = offsets // spec.size
     if values is not None:
         for k, value in enumerate(values):
-            full = value if np.ndim(value) else np.full(view.width, value, dtype)
-            words[rows, index + k] = full if mask is None else full[mask]
+            words[rows, index + k] = value
         return offsets
     if spec.count > 1:
         return words[rows[:, None], index[:, None] + np.arange(spec.count)]

@@ -44,6 +44,12 @@ class RaceError(Finding):
     kind = "race"
 
 
+class SameValueRace(Finding):
+    """Two unordered generic writes of the same value: harmless in practice, and compilers make them."""
+
+    kind = "same-value"
+
+
 class ProxyError(Finding):
     """An asynchronous access to what the generic proxy wrote, without a fence.proxy between them."""
 
@@ -138,6 +144,7 @@ KINDS = tuple(
     c.kind
     for c in (
         RaceError,
+        SameValueRace,
         ProxyError,
         TcgenFenceError,
         PoisonError,

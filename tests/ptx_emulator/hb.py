@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .errors import BarrierError, ProxyError, RaceError, TcgenFenceError, UninitialisedError
+from .errors import BarrierError, ProxyError, RaceError, SameValueRace, TcgenFenceError, UninitialisedError
 from .shadow import (
     ASYNC,
     BARRIER,
@@ -145,6 +145,9 @@ class Order:
         self._added: dict[tuple[int, int], int] = {}
         self.lanes_of: dict[int, int] = {}
         self.variables: dict[tuple[str, int], Token] = {}  # strong accesses: location -> released knowledge
+        # Set around a store: granules -> which of them it leaves as they are.
+        self.unchanged: Callable[[np.ndarray], np.ndarray] | None = None
+        self._pairs: set[tuple[int, int]] = set()
 
     def new(self, kind: int, owner: str) -> int:
         self.kinds.append(kind)
@@ -265,8 +268,10 @@ class Order:
                     continue
             elif all(self._lane_knows(actor, lane, event) for lane in set(lanes.tolist())):
                 continue
-            granule = np.broadcast_to(index, values.shape)[hit].flat[0]
-            self._race(actor.label, shadow, granule, write, instruction, value, "a write")
+            places = np.broadcast_to(index, values.shape)[hit]
+            same = write and self.kinds[event] == GENERIC and self.unchanged is not None
+            error = SameValueRace if same and self.unchanged(places).all() else RaceError  # type: ignore[misc]
+            self._race(actor.label, shadow, places.flat[0], write, instruction, value, "a write", error)
 
     def _lane_knows(self, actor: Actor, lane: int, event: int) -> bool:
         token = actor.extra.get(lane)
@@ -437,9 +442,12 @@ class Order:
         return f"{what} by {self.owners[event]}{where}"
 
     def _race(
-        self, label: str, shadow: Shadow, granule: int, write: bool, instruction: Instruction, value: int, what: str
+        self, label: str, shadow: Shadow, granule: int, write: bool, instruction: Instruction, value: int, what: str,
+        error: type = RaceError,
     ) -> None:
         event = value >> INDEX_BITS
+        if error is SameValueRace and self._noted(instruction, value):
+            return
         if self.kinds[event] == GENERIC:
             missing = f"a barrier that {self.owners[event]} arrives at after it and {label} waits for before this"
         else:
@@ -447,11 +455,18 @@ class Order:
                 f"a wait, by {label} or by somebody it synchronised with since, for the completion of the earlier one"
             )
         self.report(
-            RaceError,
+            error,
             f"race on {shadow.locate(granule)}\n"
             f"  now:    {'a write' if write else 'a read'} by {label}\n          {instruction.where()}\n"
             f"  before: {self.describe(value, what)}\n  missing: {missing}",
         )
+
+    def _noted(self, instruction: Instruction, value: int) -> bool:
+        """One note is enough for a pair of instructions where correct programs have many."""
+        pair = (instruction.index, value & INDEX_MASK)
+        known = pair in self._pairs
+        self._pairs.add(pair)
+        return known
 
     def _proxy(self, label: str, shadow: Shadow, granule: int, instruction: Instruction, value: int) -> None:
         self.report(
@@ -475,6 +490,8 @@ class Order:
         value: int,
     ) -> None:
         if actor.after >> event & 1 or ordered >> event & 1 or self.owners[event].endswith(actor.label):
+            return
+        if self._noted(instruction, value):
             return
         self.report(
             TcgenFenceError,

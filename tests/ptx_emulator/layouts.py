@@ -76,7 +76,8 @@ def decode_matrix_descriptor(bits: int, generation: str) -> MatrixDescriptor:
     """Decode the 64-bit descriptor of "wgmma" (PTX ISA 9.7.15.5.1.2.2) or "tcgen05" (PTX ISA 9.7.16.4.1).
 
     ValueError: a reserved bit is set, the tcgen05 constant 0b001 in bits 46-48 is missing, the swizzle code is
-    unassigned, or a base offset is given without a swizzle.
+    unassigned. Without a swizzle the base offset has no meaning and is ignored: Triton 3.8 leaves a bit of a stride that
+    nothing uses there.
     """
     bits = int(bits)
     what = f"{generation} matrix descriptor"
@@ -92,9 +93,7 @@ def decode_matrix_descriptor(bits: int, generation: str) -> MatrixDescriptor:
         raise ValueError(f"generation {generation!r} is unknown; allowed: wgmma, tcgen05")
     if code not in names:
         raise ValueError(f"{what} {bits:#x}: swizzle code {code} is unassigned; allowed: {names}")
-    base_offset = _field(bits, 49, 51)
-    if base_offset and names[code] == "none":
-        raise ValueError(f"{what} {bits:#x}: base offset {base_offset} without a swizzle; it must be 0")
+    base_offset = 0 if names[code] == "none" else _field(bits, 49, 51)
     return MatrixDescriptor(
         start=_field(bits, 0, 13) << 4,
         leading=_field(bits, 16, 29) << 4,

@@ -141,13 +141,15 @@ def _random_turn(launch: Launch, cluster: Cluster) -> int:
     rng = launch.rng
     warps = [w for cta in cluster.ctas for w in cta.warps if not w.done]
     total = 0
+    # An operation that was done counts as progress: a warp that stood still may go on because of it.
+    pumped = False
     for n in rng.permutation(len(warps)):
         if not warps[n].done:
             total += warps[n].run(launch.program, int(rng.integers(1, 61)))
         if rng.random() < 0.5:
-            _pump(launch, cluster)
+            pumped |= _pump(launch, cluster)
     cluster.spun += total
-    return total
+    return max(total, int(pumped))
 
 
 def _pump(launch: Launch, cluster: Cluster) -> bool:

@@ -8,23 +8,36 @@ from __future__ import annotations
 import argparse
 import time
 
-from . import Options
+import numpy as np
 
-DEFAULT_CASES = ("triton/attention_ws",)
+from . import Device, Options, load
+from .corpus import cases
+
+DEFAULT_CASES = ("sm_100a/triton/attention_ws",)
 
 
 def measure(name: str, race: bool, repeat: int) -> tuple[int, float]:
-    """(warp instructions, best seconds) of a case of the corpus; lowering is not counted, launches are."""
-    from .corpus import cases, prepare
-
-    case = next(c for c in cases() if c.name == name)
+    """(warp instructions, best seconds) of a case of the corpus. The launch is timed; parsing and lowering are not."""
+    case = next(c for c in cases() if f"{c.target}/{c.name}" == name)
+    program = case.make()
+    module = load(program.ptx)
     best, instructions = float("inf"), 0
-    prepared = prepare(case)
     for _ in range(repeat):
-        launch = prepared()
+        device = Device()
+        args, _expected = program.build(device, np.random.default_rng(0))
         started = time.perf_counter()
-        instructions = launch(Options(race=race)).instructions
+        report = device.launch(
+            module,
+            grid=program.grid,
+            block=program.block,
+            cluster=program.cluster,
+            shared=program.shared,
+            kernel=program.kernel,
+            args=args,
+            options=Options(race=race),
+        )
         best = min(best, time.perf_counter() - started)
+        instructions = report.instructions
     return instructions, best
 
 

@@ -131,6 +131,9 @@ def arrive(kernel: Kernel, i: Instruction) -> Callable:
         phases[active] = b.phase
         if warp.actor is not None and releases:
             b.token |= warp.actor.release(bits)
+        elif warp.actor is not None:
+            # A relaxed arrival carries what a fence before it made visible (fence.mbarrier_init, fence.acq_rel).
+            b.token |= warp.state.get("fenced", EMPTY)
         b.arrived[warp] |= bits
         b.advance()
 

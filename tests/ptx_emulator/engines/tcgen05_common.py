@@ -59,7 +59,7 @@ def aligned(warp: Warp, mask: np.ndarray | None, i: Instruction) -> None:
         )
 
 
-def blocks_of(warp: Warp, group: int, i: Instruction) -> list[Cta]:
+def blocks_of(warp: Warp, group: int, i: Instruction, alive: bool = True) -> list[Cta]:
     """The blocks an instruction works on: its own, or the pair with the even rank first. Empty after a finding."""
     cta = warp.cta
     if group == 1:
@@ -72,7 +72,7 @@ def blocks_of(warp: Warp, group: int, i: Instruction) -> list[Cta]:
         )
         return []
     peer = ctas[cta.rank ^ 1]
-    if peer.live == 0:
+    if alive and peer.live == 0:
         cta.report(
             TensorMemoryError,
             f"{warp.label}: .cta_group::2 after the peer block {peer.block} has ended\n  {i.where()}",

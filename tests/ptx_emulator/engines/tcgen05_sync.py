@@ -185,7 +185,8 @@ def deallocate(kernel: Kernel, i: Instruction) -> Callable:
 
     def run(warp: Warp, mask: np.ndarray | None) -> None:
         aligned(warp, mask, i)
-        if not blocks_of(warp, group, i):
+        # The peer may have given back its part and ended: a block works on its own columns only.
+        if not blocks_of(warp, group, i, alive=False):
             return
         cta, lane = warp.cta, first_lane(mask)
         n = columns(warp, lane)

@@ -493,6 +493,9 @@ def copy_fence(kernel: Kernel, i: Instruction) -> Callable:
         origin, at = access.locate(warp, words, load, (source(warp, lane) & (SHARED_WINDOW - 1)) + spread)
         target, there = access.locate(warp, words, store, to(warp, lane) + spread)
         target.u64[there >> 3] = origin.u64[at >> 3]
+        # That the reader executes fence.proxy.tensormap (acquire) is not checked.
+        if warp.actor is not None:
+            warp.actor.synchronise(warp.live)
         access.fence(warp, mask)
 
     return run

@@ -11,7 +11,8 @@ may use D again when its shape and registers are the same, and A may be read aga
 the last wgmma.fence, or no fence at all, is a RaceError.
 
 Values: products are exact in float32 and summed by numpy; the order of hardware, and the fewer bits in which it
-accumulates 8-bit floats, are not documented. Integer-valued inputs give the same bits. Sparse and 1-bit forms are missing.
+accumulates 8-bit floats, are not documented. Integer-valued inputs give the same bits. Sparse and 1-bit forms are
+refused.
 """
 
 from __future__ import annotations

@@ -150,10 +150,11 @@ def _product_rest(a: np.ndarray, b: np.ndarray, product: np.ndarray) -> np.ndarr
 
 def _rounded(exact: Fraction, mode: str) -> float:
     """float64 of a number that is not zero."""
+    sign = 1 if exact > 0 else -1
     try:
         nearest = float(exact)
     except OverflowError:
-        nearest = math.copysign(math.inf, exact)
+        nearest = math.copysign(math.inf, sign)
     if mode == "rn":
         return nearest
     difference = math.copysign(1, nearest) if math.isinf(nearest) else Fraction(nearest) - exact
@@ -162,7 +163,7 @@ def _rounded(exact: Fraction, mode: str) -> float:
     if difference < 0 and (mode == "rp" or (mode == "rz" and exact < 0)):
         return math.nextafter(nearest, math.inf)
     # A number too small for float64 is a zero of its own sign.
-    return math.copysign(nearest, exact)
+    return math.copysign(nearest, sign)
 
 
 def _directed64(exact: Callable[..., Fraction], nearest: np.ndarray, mode: str, *sources: np.ndarray) -> np.ndarray:

@@ -141,7 +141,13 @@ def frame(issue: str, after: str = "", columns: int = 64, group: int = 1) -> str
     sync = "bar.sync 0;" if group == 1 else "barrier.cluster.arrive.aligned;\n  barrier.cluster.wait.aligned;"
     head = _HEAD.replace(".reg .b32 %d;", ".reg .b32 %d; .reg .b16 %m;") if group == 2 else _HEAD
     text = head + _fill(columns) + _WAIT + after + "\n" + _dump(columns) + _TAIL
-    for name, value in (("ISSUE", issue), ("COMMIT", commit), ("SYNC", sync), ("COLUMNS", columns), ("ROW", 4 * columns)):
+    for name, value in (
+        ("ISSUE", issue),
+        ("COMMIT", commit),
+        ("SYNC", sync),
+        ("COLUMNS", columns),
+        ("ROW", 4 * columns),
+    ):
         text = text.replace(name, str(value))
     return text.replace("LANES", str(LANES)).replace("GROUP", str(group))
 

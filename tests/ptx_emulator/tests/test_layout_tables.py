@@ -209,7 +209,6 @@ SOUND_INSTRUCTION = 0x08200010  # f32 += f16 * f16, both K-major, M=128, N=128
         (SOUND_TCGEN05 | 1 << 53, "tcgen05", "reserved bits 53-60"),
         (SOUND_TCGEN05 & ~(1 << 46), "tcgen05", "bits 46-48 are 0b000; they must be 0b001"),
         (SOUND_TCGEN05 | 1 << 61, "tcgen05", "swizzle code 3 is unassigned"),
-        (1 << 46 | 1 << 49, "tcgen05", "base offset 1 without a swizzle"),
         (0, "sm100", "generation 'sm100' is unknown; allowed: wgmma, tcgen05"),
     ],
 )

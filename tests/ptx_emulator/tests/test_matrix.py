@@ -1,4 +1,4 @@
-"""ldmatrix, stmatrix, movmatrix: where each element goes, alignment, bounds, races and whole warps. PTX ISA 9.7.14.5."""
+"""ldmatrix, stmatrix, movmatrix: where elements go, alignment, bounds, races, whole warps. PTX ISA 9.7.14.5."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def names(count: int) -> str:
 
 
 def text(body: str) -> str:
-    """A kernel (in, offsets, out): %r1 = this thread's shared address, %d0 = &in[thread], %d2 = &out[thread] (words)."""
+    """A kernel (in, offsets, out): %r1 = this thread's shared address, %d0, %d2 = &in[thread], &out[thread]."""
     return (
         ".version 9.0\n.target sm_120a\n.address_size 64\n"
         ".visible .entry k(.param .u64 pin, .param .u64 poff, .param .u64 pout) {\n"
@@ -116,8 +116,14 @@ def test_stmatrix_of_bytes(count: int) -> None:
     store = f"stmatrix.sync.aligned.m16n8.x{count}.trans.shared.b8 [%r1], {names(count)};"
     zero = "\n".join(f"st.shared.b32 [%r3+{at}], 0;" for at in range(0, SHARED, 4 * threads))
     body = "\n".join(
-        [load_registers(count, threads), "shl.b32 %r3, %r0, 2; add.s32 %r3, %r3, %r2;", zero, "bar.sync 0;"]
-        + [store, drain(threads)]
+        [
+            load_registers(count, threads),
+            "shl.b32 %r3, %r0, 2; add.s32 %r3, %r3, %r2;",
+            zero,
+            "bar.sync 0;",
+            store,
+            drain(threads),
+        ]
     )
     got = execute(body, data, offsets, SHARED // 4 // threads, threads).reshape(-1).view(np.uint8)
     registers = data[: count * threads].reshape(count, threads).view(np.uint8).reshape(count, threads, 4)

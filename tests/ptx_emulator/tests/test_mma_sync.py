@@ -129,8 +129,10 @@ def numbers(raw: np.ndarray, kind: str) -> np.ndarray:
     return raw.astype(np.uint32).view(np.float32) if kind == "f32" else formats.decode(raw, kind)
 
 
-def text(name: str, counts: tuple[int, int, int, int], threads: int, wide: bool, extra: str = "", guard: str = "") -> str:
-    """A kernel (a, b, c, d, s): loads the registers of A, B, C [registers, threads] (of %s: s), multiplies, stores D."""
+def text(
+    name: str, counts: tuple[int, int, int, int], threads: int, wide: bool, extra: str = "", guard: str = ""
+) -> str:
+    """A kernel (a, b, c, d, s): registers of A, B, C [registers, threads] in, D out; s [2, threads] to %r1, %r2."""
     size, reg = (8, "%d") if wide else (4, "%r")
     lines, groups, at = [], [], 20
     for n, count in enumerate(counts):
@@ -269,7 +271,10 @@ def test_integer_overflow_wraps_or_saturates() -> None:
 def test_tf32_ignores_the_low_mantissa_bits() -> None:
     case = _case("tf32 m16n8k8", "", "tf32", "tf32", "f32")
     a, b, c, d, _ = execute(case, 1)
-    parts = [codes(x, "f32") | np.uint32(low) for x, low in zip(fragments(case.shape, a, b, c), (0x1FFF, 0x1FFF, 0), strict=True)]
+    parts = [
+        codes(x, "f32") | np.uint32(low)
+        for x, low in zip(fragments(case.shape, a, b, c), (0x1FFF, 0x1FFF, 0), strict=True)
+    ]
     device = Device()
     out = device.empty((4, 32), np.uint32)
     args = [*map(device.upload, parts), out, device.upload(np.zeros((2, 32), np.uint32))]

@@ -1,8 +1,8 @@
-"""wgmma: products of every type, layout and operand source, and what is said when its rules are broken. PTX ISA 9.7.15."""
+"""wgmma: products of every type, layout and operand source, and what a broken rule is answered with. PTX ISA 9.7.15."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -187,7 +187,7 @@ def execute(
     registers = d_registers(c, case.d)
     out = device.empty(registers.shape, np.uint32)
     fragments = a_registers(codes(a, case.a))
-    args = [*map(device.upload, (image, registers, fragments)), out]
+    args: list[Any] = [*map(device.upload, (image, registers, fragments)), out]
     args += [da ^ change[0], db ^ change[1], int(case.scale_d)]
     ptx = text(len(registers), body or [FENCE, instruction(case), COMMIT, WAIT], fence_proxy)
     device.launch(load(ptx), block=(128,), args=args, options=options)

@@ -89,6 +89,7 @@ class Case:
     expect: from the inputs (initial contents of all buffers) to the outputs that numpy can state, else None.
     rows: for an output whose rows are one instruction each, the instructions, so that a difference can be named.
     compare: how an output is compared where it is not bit for bit.
+    faults: the GPU refuses the launch with an error, and so must the emulator; no outputs are kept.
     undefined: why the outputs are kept as a fact but not demanded of the emulator; empty for an ordinary case.
     """
 
@@ -105,6 +106,7 @@ class Case:
     expect: Callable[[Arrays], Arrays] | None = None
     rows: Mapping[str, Sequence[str]] = field(default_factory=dict)
     compare: Mapping[str, Close | AnyNan] = field(default_factory=dict)
+    faults: bool = False
     undefined: str = ""
 
     @property

@@ -109,6 +109,9 @@ def _encoded(values: np.ndarray, form: Format) -> np.ndarray:
 
 def _exact_cases() -> Iterator[Case]:
     single = _mixed("float/single", 3, 64, SPECIALS_32, _near_32).view(np.float32)
+    # Products just below the smallest normal number, which rounding to 24 bits would reach: z is zero.
+    bits = single.view(np.uint32)
+    bits[:, 60], bits[:, 61], bits[:, 62] = (0x3F000001, 0x00FFFFFE, 0), (0x3F7FFFFF, 0x00800000, 0), (0x3F000800, 0x00FFF000, 0)
     yield _row_case("singles", "floating", rows.singles(), single, np.float32)
     compared = single[:2].copy()
     compared[1, ::5] = compared[0, ::5]

@@ -74,9 +74,12 @@ def _wgmma(
     b = operand(bits_b, swizzle_b, majors[1] == "m", k_first=True)
     steps = np.array([a.steps, b.steps], np.int32).T.copy()
     b_offset = 0 if from_registers else -(-len(a.image) // 1024) * 1024
-    product = signs[0] * signs[1] * (values_a @ values_b.T) + scale_d * values_c
-    if saturate:
-        product = np.clip(product, -(1 << 31), (1 << 31) - 1)
+    product = scale_d * values_c
+    for step in range(0, k, k // len(a.steps)):
+        part = slice(step, step + k // len(a.steps))
+        product = product + signs[0] * signs[1] * (values_a[:, part] @ values_b[:, part].T)
+        if saturate:
+            product = np.clip(product, -(1 << 31), (1 << 31) - 1)
     shown = bits_a.view(np.uint8).reshape(64, -1) if from_registers else a.image
     return Case(
         name=f"{module}/{name}",

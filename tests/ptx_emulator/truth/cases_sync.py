@@ -90,7 +90,7 @@ def _cluster_cases() -> Iterator[Case]:
         (m, u32(4), u32(512), "out"),
         shared=1024,
         expect=lambda given: {
-            "out": np.stack([np.concatenate([load_box(given["tensor"], m, (0, 4 * r)) for r in range(2)])] * 2)
+            "out": np.stack([np.concatenate([load_box(given["tensor"], m, (0, 4 * r), origin=512 * r) for r in range(2)])] * 2)
         },
         **shape,
     )

@@ -159,6 +159,17 @@ def cases() -> Iterator[Case]:
             ("in", "out"),
             expect=expect,
         )
+    given = lanes.astype(np.int64)
+    targets = [given + 1000, given * 3 ^ 85, given ^ 85, given]
+    yield Case(
+        "warp/branch_table",
+        "warp",
+        "branch_table",
+        {"in": lanes, "out": untouched((32,), np.uint32)},
+        ("out",),
+        ("in", "out"),
+        expect=lambda _: {"out": (np.choose(given % 4, targets) & M32).astype(np.uint32)},
+    )
     starts = integers("divergence", (100,), 1, 3000).astype(np.uint32)
     yield Case(
         "warp/divergence",

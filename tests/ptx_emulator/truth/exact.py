@@ -106,7 +106,10 @@ def _whole(value: Fraction, negative: bool, mode: str) -> int:
 
 
 def encode(number: Number, form: Format, mode: str = "rn", ftz: bool = False, finite: bool = False) -> int:
-    """The pattern of a number rounded once; `finite` clamps to the largest value (.satfinite)."""
+    """The pattern of a number rounded once; `finite` clamps to the largest value (.satfinite).
+
+    ftz flushes what is below the normal range before it is rounded.
+    """
     sign = int(number.negative) << (form.bits - 1)
     if number.nan:
         return form.nan
@@ -123,7 +126,7 @@ def encode(number: Number, form: Format, mode: str = "rn", ftz: bool = False, fi
     unit = Fraction(2) ** (max(power, lowest) - form.mantissa)
     steps = _whole(size / unit, number.negative, mode)
     pattern = steps if power < lowest else steps + ((power - lowest) << form.mantissa)
-    if ftz and power < lowest and pattern < 1 << form.mantissa:
+    if ftz and power < lowest:
         return sign
     if pattern > form.largest:
         away = mode in ("rn", "rna") or mode == ("rm" if number.negative else "rp")

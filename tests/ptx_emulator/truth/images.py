@@ -1,6 +1,7 @@
 """Byte images in shared memory, as the cases build and expect them: operand layouts of wgmma, boxes of tensor maps.
 
-Written from the PTX ISA (sections 9.7.15.5 and 5.5.3) for the comparison with a GPU, apart from the emulator's own layout functions.
+Written from the PTX ISA (sections 9.7.15.5 and 5.5.3) for the comparison with a GPU; the emulator's layout
+functions have no part in it.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def box_bytes(m: Map) -> int:
     return int(np.prod(box_counts(m))) * ELEMENTS[m.element][1]
 
 
-def box_places(m: Map, coordinates: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+def box_places(m: Map, coordinates: tuple[int, ...], origin: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """For each byte of the box image: the byte of the tensor (-1 outside it), and its address in the image."""
     size = ELEMENTS[m.element][1]
     counts = box_counts(m)
@@ -102,12 +103,18 @@ def box_places(m: Map, coordinates: tuple[int, ...]) -> tuple[np.ndarray, np.nda
         if all(0 <= a < d for a, d in zip(at, m.dims, strict=True)):
             source[n] = sum(a * p for a, p in zip(at, pitch, strict=True)) + np.arange(size)
     source = source.reshape(-1)
-    return source, swizzled(np.arange(len(source)), m.swizzle)
+    return source, swizzled(np.arange(len(source)) + origin, m.swizzle) - origin
 
 
-def load_box(tensor: np.ndarray, m: Map, coordinates: tuple[int, ...], fill: bytes = b"") -> np.ndarray:
-    """The image a load leaves in shared memory; fill: the bytes of an element outside the tensor (zeros)."""
-    source, address = box_places(m, coordinates)
+def load_box(
+    tensor: np.ndarray, m: Map, coordinates: tuple[int, ...], fill: bytes = b"", origin: int = 0
+) -> np.ndarray:
+    """The image a load leaves in shared memory.
+
+    fill: the bytes of an element outside the tensor (zeros). origin: the address of the image, whose low bits take part
+    in the swizzle.
+    """
+    source, address = box_places(m, coordinates, origin)
     data = tensor.reshape(-1).view(np.uint8)
     outside = np.frombuffer(fill or bytes(1), np.uint8)
     values = np.where(source < 0, outside[np.arange(len(source)) % len(outside)], data[np.maximum(source, 0)])

@@ -70,6 +70,7 @@ def _sum(mode: str = "rn") -> Callable[[Number, Number, Number], Number]:
 
 def _xorsign(pick: Callable[..., Number], nan: bool = False) -> Callable[[Number, Number, Number], Number]:
     def run(x: Number, y: Number, _: Number) -> Number:
+        # A NaN that gives way still has its sign counted.
         best = pick(Number(False, x.size, x.nan), Number(False, y.size, y.nan), nan)
         return best if best.nan else Number(x.negative != y.negative, best.size)
 
@@ -77,10 +78,12 @@ def _xorsign(pick: Callable[..., Number], nan: bool = False) -> Callable[[Number
 
 
 def _sign_bits(form: Format, keep: int, flip: int, ftz: bool = False) -> Callable[[int, int, int], int]:
-    """abs and neg of a pattern."""
+    """abs and neg of a pattern; NaN as of every arithmetic instruction."""
     sign = 1 << (form.bits - 1)
 
     def run(x: int, y: int, z: int) -> int:
+        if decode(x, form).nan:
+            return form.nan
         if ftz and not x >> form.mantissa & ((1 << form.exponent) - 1):
             x &= sign
         return (x & ~sign) | ((x & sign & -keep) ^ (sign & -flip))
@@ -199,7 +202,8 @@ def comparisons(given: Arrays) -> Arrays:
         a = decode(x, F32)
         normal = not a.nan and not a.infinite and bool(x >> 23 & 0xFF)
         flags = [_relations(x, y, F32)[name] for name in order]
-        flags += [not a.nan and not a.infinite, a.infinite, not a.nan, a.nan, normal]
+        # testp.normal holds for zeros.
+        flags += [not a.nan and not a.infinite, a.infinite, not a.nan, a.nan, normal or a.zero]
         flags += [not a.nan and not a.zero and not a.infinite and not normal]
         flushed = _relations(x, y, F32, True)
         flags += [flushed["eq"], flushed["lt"]]
@@ -334,12 +338,22 @@ def _tf32(mode: str, relu: bool = False) -> Callable[[int, int, int], int]:
     def run(x: int, y: int, z: int) -> int:
         number = decode(x, F32)
         if number.nan:
-            return F32.nan
+            # .rna drops bits of the payload, the others give one pattern.
+            return x & ~0x1FFF if mode == "rna" else 0x7FFFE000
         if relu and number.negative:
             number = Number()
         return encode(number, form, mode) << 13
 
     return run
+
+
+def _widened(pattern: int, source: Format) -> int:
+    """To f64: exact, and a NaN keeps its sign and payload and becomes quiet."""
+    number = decode(pattern, source)
+    if not number.nan:
+        return encode(number, F64)
+    payload = pattern & ((1 << source.mantissa) - 1)
+    return (pattern >> (source.bits - 1)) << 63 | 0x7FF8 << 48 | payload << (F64.mantissa - source.mantissa)
 
 
 def _first(one: Callable[[int], int]) -> Callable[[int, int, int], int]:
@@ -386,7 +400,7 @@ def from_single() -> list[Row]:
         ("cvt.rni.s64.f32 low", i(F32, "rni", 64, True)),
         ("cvt.rzi.s64.f32 high", i(F32, "rzi", 64, True, shift=32)),
         ("cvt.rpi.u64.f32 high", i(F32, "rpi", 64, False, shift=32)),
-        ("cvt.f64.f32 high", _first(lambda x: _to_format(F64, "rn")(x) >> 32)),
+        ("cvt.f64.f32 high", _first(lambda x: _widened(x, F32) >> 32)),
     ]
 
 
@@ -447,7 +461,7 @@ def from_narrow() -> list[Row]:
         ("cvt.rzi.u32.f16", _low(lambda h: f16[1](h, 0, 0))),
         ("cvt.rmi.s16.f16", _low(lambda h: f16[2](h, 0, 0))),
         ("cvt.rzi.s32.bf16", _low(lambda h: _to_int(BF16, "rzi", 32, True)(h, 0, 0))),
-        ("cvt.f64.f16 high", _low(lambda h: _to_format(F64, "rn", source=F16)(h) >> 32)),
+        ("cvt.f64.f16 high", _low(lambda h: _widened(h, F16) >> 32)),
         ("cvt.rn.f16x2.e4m3x2", _unpack8(e4m3)),
         ("cvt.rn.f16x2.e5m2x2", _unpack8(e5m2)),
         ("cvt.rn.relu.f16x2.e4m3x2", _unpack8(e4m3, True)),

@@ -2,7 +2,8 @@
 #include "common.cuh"
 
 // In and back out, at any 16-byte offset; the second half of the copy is a group of its own and waited for last.
-extern "C" __global__ void bulk_copy(const uint8_t *in, uint8_t *out, uint32_t bytes, uint32_t shared_offset) {
+extern "C" __global__ void bulk_copy(const uint8_t *in, uint8_t *out, uint32_t bytes, uint32_t shared_offset,
+                                     uint32_t in_offset) {
     extern __shared__ __align__(128) uint8_t smem[];
     __shared__ __align__(8) uint64_t barrier_storage;
     const uint32_t barrier = truth::shared_address(&barrier_storage);
@@ -10,10 +11,11 @@ extern "C" __global__ void bulk_copy(const uint8_t *in, uint8_t *out, uint32_t b
     if (threadIdx.x == 0) {
         truth::barrier_init(barrier, 1);
         truth::barrier_init_fence();
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(in), "r"(bytes) : "memory");
         truth::arrive_expect(barrier, bytes);
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                          tile),
-                     "l"(in), "r"(bytes), "r"(barrier)
+                     "l"(in + in_offset), "r"(bytes), "r"(barrier)
                      : "memory");
         truth::wait(barrier, 0);
         const uint32_t half = bytes / 32 * 16;

@@ -168,6 +168,7 @@ extern "C" __global__ void uneven_warps(const uint32_t *work, uint32_t *out, uin
     uint32_t value = warp + 1;
     for (uint32_t i = 0; i < rounds; ++i) {
         for (uint32_t j = 0; j < work[warp * rounds + i]; ++j) value = value * 1664525u + 1013904223u;
+        __nanosleep(20 * warp);
         __syncwarp();  // the other lanes have read the round before
         if (lane == 0) {
             sums[i % 2][warp] = value;

@@ -2,7 +2,7 @@
 //
 // Block: 64 x 64 of D, K in steps of 64, kStages stages of 128B-swizzled tiles.
 //   warpgroup 0, warp 0   Producer: waits empty[s], expects bytes on full[s], issues the loads
-//   warpgroup 1           Consumer: waits full[s], wgmma, releases empty[s]; stmatrix, store by TMA
+//   warpgroup 1           Consumer: waits full[s], wgmma, releases empty[s] of the step before; stmatrix, store by TMA
 // With a cluster of two along M both CTAs need the same tile of B: each loads half of its rows and multicasts it, and
 // a consumer frees a stage in both CTAs.
 #include "wgmma.cuh"
@@ -134,9 +134,11 @@ __device__ __forceinline__ void consume(Storage &s, const CUtensorMap *map, int 
             multiply(d, descriptor(kFields, shared_address(s.sA[stage]) + 32 * i),
                      descriptor(kFields, shared_address(s.sB[stage]) + 32 * i), 1);
         wgmma_commit();
-        wgmma_wait<0>();
-        release<Cluster>(s, stage);
+        // The product of this step stays in flight; the one before it is done with its stage.
+        wgmma_wait<1>();
+        if (k > 0) release<Cluster>(s, (k - 1) % kStages);
     }
+    wgmma_wait<0>();
     store_tile(s, d, map);
 }
 
@@ -151,6 +153,8 @@ __device__ __forceinline__ void matmul(const CUtensorMap *a, const CUtensorMap *
         }
         barrier_init_fence();
     }
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
     if constexpr (Cluster)
         cluster_sync();
     else

@@ -10,6 +10,7 @@ struct Tile {
     int c[5];        // coordinates of the box, innermost first
     uint32_t bytes;  // what the barrier is told to expect
     uint32_t dump;   // bytes of shared memory shown
+    uint32_t offset; // of the box in shared memory
 };
 
 template <int Rank>
@@ -57,7 +58,7 @@ __device__ __forceinline__ void load_and_dump(const CUtensorMap *map, const Tile
     __syncthreads();
     if (threadIdx.x == 0) {
         arrive_expect(barrier, tile.bytes);
-        load_tile<Rank>(shared_address(smem), map, tile, barrier);
+        load_tile<Rank>(shared_address(smem) + tile.offset, map, tile, barrier);
     }
     const bool complete = wait_bounded(barrier, 0);
     copy_words(out, smem, tile.dump);
@@ -106,6 +107,8 @@ extern "C" __global__ void load_2d_map_in_global(const CUtensorMap *map, int c0,
     if (threadIdx.x == 0) {
         uint64_t policy;
         asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+        asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(c0), "r"(c1)
+                     : "memory");
         truth::arrive_expect(barrier, bytes);
         asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
                      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(truth::shared_address(smem)),

@@ -140,3 +140,24 @@ extern "C" __global__ void divergence(const uint32_t *in, uint32_t *out, uint32_
     }
     out[i] = path;
 }
+
+// An indexed branch whose targets differ per lane; target 3 falls through to the end.
+extern "C" __global__ void branch_table(const uint32_t *in, uint32_t *out) {
+    const uint32_t lane = threadIdx.x;
+    uint32_t value = in[lane];
+    asm volatile("{\n\t"
+                 "targets: .branchtargets first, second, third, finish;\n\t"
+                 "brx.idx %1, targets;\n\t"
+                 "first:\n\t"
+                 "add.u32 %0, %0, 1000;\n\t"
+                 "bra finish;\n\t"
+                 "second:\n\t"
+                 "mul.lo.u32 %0, %0, 3;\n\t"
+                 "third:\n\t"
+                 "xor.b32 %0, %0, 85;\n\t"
+                 "finish:\n\t"
+                 "}"
+                 : "+r"(value)
+                 : "r"(value % 4));
+    out[lane] = value;
+}
