@@ -92,6 +92,12 @@ class BarrierError(Finding):
     kind = "barrier"
 
 
+class LateArrivalError(Finding):
+    """An mbarrier invalidated while arrivals on it may be outstanding."""
+
+    kind = "late-arrival"
+
+
 class TransactionError(Finding):
     """Bytes announced to an mbarrier and bytes that arrived there differ."""
 
@@ -152,6 +158,7 @@ KINDS = tuple(
         BoundsError,
         AlignmentError,
         BarrierError,
+        LateArrivalError,
         TransactionError,
         DeadlockError,
         ConvergenceError,

@@ -3,8 +3,7 @@
 `encode(x, name)` gives codes of a format, `decode(codes, name)` gives float32. Roundings are PTX's: "rn" nearest even,
 "rz" to zero, "rm" down, "rp" up, "rna" nearest with ties away from zero. Without `saturate` a value beyond the largest
 finite one becomes infinity (NaN where a format has none); with it (.satfinite) it becomes the largest finite value.
-NaN becomes the format's one NaN, or the largest value in formats without NaN (PTX ISA 9.7.9.21, cvt; 5.2.3 and 5.2.5 for
-the formats).
+NaN becomes the format's one NaN, or the largest value in formats without NaN (PTX ISA 9.7.9.21, cvt; 5.2.3, formats).
 """
 
 from __future__ import annotations

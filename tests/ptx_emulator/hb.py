@@ -22,12 +22,14 @@ from .errors import BarrierError, ProxyError, RaceError, SameValueRace, TcgenFen
 from .shadow import (
     ASYNC,
     BARRIER,
+    COPY,
     EMPTY,
     GENERIC,
     HOST,
     INDEX_BITS,
     INDEX_MASK,
     NEVER,
+    STRONG_READ,
     TENSOR,
     Access,
     CellShadow,
@@ -53,18 +55,20 @@ class Actor:
         self.before = 0
         self.after = 0
         self.extra: dict[int, Token] = {}  # lane -> what it knows beyond the warp
-        self.open: dict[tuple[int, bool], int] = {}  # (lanes, atomic) -> event that accesses of now belong to
+        self.open: dict[
+            tuple[int, int, bool], int
+        ] = {}  # (lanes, kind, strong) -> event that accesses of now belong to
         self.unsynced: dict[int, int] = {}  # own event -> its lanes, until the warp synchronises
         self.checked: set[int] = set()  # values of Shadow.writer found to be known
         self.checked_sets: set[int] = {0}
         self.checked_proxy: set[int] = set()
 
     # Events of this warp ----------------------------------------------------------------------------------------------
-    def event(self, lanes: int, atomic: bool = False) -> int:
-        key = (lanes, atomic)
+    def event(self, lanes: int, kind: int = GENERIC, strong: bool = False) -> int:
+        key = (lanes, kind, strong)
         event = self.open.get(key)
         if event is None:
-            event = self.order.new(GENERIC, self.label)
+            event = self.order.new(kind, self.label)
             self.open[key] = event
             self.unsynced[event] = lanes
         return event
@@ -149,6 +153,10 @@ class Order:
         self.unchanged: Callable[[np.ndarray], np.ndarray] | None = None
         self._pairs: set[tuple[int, int]] = set()
 
+    def _generic(self, event: int) -> bool:
+        """Of the generic proxy: asynchronous reads need a proxy fence after it."""
+        return self.kinds[event] in (GENERIC, COPY)
+
     def new(self, kind: int, owner: str) -> int:
         self.kinds.append(kind)
         self.owners.append(owner)
@@ -170,7 +178,7 @@ class Order:
 
         `atomic`: a strong access (atomics, relaxed, acquire, release, volatile), unordered with other strong ones.
         """
-        event = actor.event(lanes, atomic)
+        event = actor.event(lanes, GENERIC if write or not atomic else STRONG_READ, atomic)
         packed = event << INDEX_BITS | instruction.index
         values = shadow.writer[index]
         found = set(values.ravel().tolist())
@@ -178,13 +186,14 @@ class Order:
             self._check_writes(actor, shadow, index, lane_of, values, found, write, instruction, atomic)
         if shadow.atomics is not None and not atomic:
             self._check_set(actor, shadow, shadow.atomics, index, write, instruction, "an atomic")
-        if write and not (atomic and shadow.atomics is None):
+        if write:
             self._check_set(actor, shadow, shadow.readers, index, write, instruction, "a read")
-        if atomic and write:
-            if shadow.atomics is None:
-                shadow.atomics = np.zeros(len(shadow.writer), np.int32)
-                self._check_set(actor, shadow, shadow.readers, index, write, instruction, "a read")
+        if atomic and shadow.atomics is None:
+            shadow.atomics = np.zeros(len(shadow.writer), np.int32)
+        if atomic:
+            assert shadow.atomics is not None
             self._add(actor, shadow.atomics, index, packed)
+        if atomic and write:
             fresh = values < HOST << INDEX_BITS
             if fresh.any():
                 shadow.writer[index] = np.where(fresh, HOST << INDEX_BITS, values)
@@ -194,7 +203,7 @@ class Order:
             shadow.readers[index] = 0
             if shadow.atomics is not None:
                 shadow.atomics[index] = 0
-        else:
+        elif not atomic:
             self._add(actor, shadow.readers, index, packed)
 
     def _add(self, actor: Actor, table: np.ndarray, index: np.ndarray | slice, packed: int) -> None:
@@ -298,6 +307,8 @@ class Order:
                 if actor.known >> event & 1:
                     continue
                 certain = False
+                if not write and self.kinds[event] == STRONG_READ:
+                    continue
                 # Lanes of one warp: which lane read is not kept, so order among them is not checked here.
                 if event in actor.unsynced or any(t.known >> event & 1 for t in actor.extra.values()):
                     continue
@@ -360,7 +371,7 @@ class Order:
                 self.report(
                     UninitialisedError, f"{where} read before anything wrote it by {label}\n  {instruction.where()}"
                 )
-            elif not access.write and access.proxy and self.kinds[e] == GENERIC and value not in actor.checked_proxy:
+            elif not access.write and access.proxy and self._generic(e) and value not in actor.checked_proxy:
                 if base.proxied >> e & 1:
                     actor.checked_proxy.add(value)
                 else:
@@ -403,6 +414,8 @@ class Order:
             for value in self.sets[number]:
                 e = value >> INDEX_BITS
                 hit = numbers == number
+                if not access.write and self.kinds[e] == STRONG_READ:
+                    continue
                 if not known >> e & 1:
                     self._race(label, shadow, _first(shadow, access.index, hit), access.write, instruction, value, what)
                 elif kind == TENSOR and self.kinds[e] == TENSOR:
@@ -442,7 +455,14 @@ class Order:
         return f"{what} by {self.owners[event]}{where}"
 
     def _race(
-        self, label: str, shadow: Shadow, granule: int, write: bool, instruction: Instruction, value: int, what: str,
+        self,
+        label: str,
+        shadow: Shadow,
+        granule: int,
+        write: bool,
+        instruction: Instruction,
+        value: int,
+        what: str,
         error: type = RaceError,
     ) -> None:
         event = value >> INDEX_BITS
@@ -522,6 +542,7 @@ def _first(shadow: Shadow, index: np.ndarray | slice, hit: np.ndarray) -> int:
 __all__ = [
     "ASYNC",
     "BARRIER",
+    "COPY",
     "EMPTY",
     "GENERIC",
     "HOST",

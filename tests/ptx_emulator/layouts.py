@@ -31,16 +31,18 @@ SWIZZLE_MODES = tuple(_SWIZZLE_XOR)
 Address = TypeVar("Address", int, np.ndarray)
 
 
-def swizzle(address: Address, mode: str) -> Address:
+def swizzle(address: Address, mode: str, base_offset: int = 0) -> Address:
     """The shared-memory byte address after swizzling, from the ABSOLUTE byte address (int or integer array).
 
     The pattern depends on address bits only, so TMA and the tensor core agree without knowing each other's start
-    (PTX ISA 5.5.7, 9.7.16.3.3). ValueError for a mode not in SWIZZLE_MODES.
+    (PTX ISA 5.5.7, 9.7.16.3.3). A matrix descriptor's `base_offset` (0..7) is subtracted from the row of the pattern;
+    that is how an H200 does it with 128B (truth/data, wgmma cases with a base offset).
+    ValueError for a mode not in SWIZZLE_MODES.
     """
     if mode not in _SWIZZLE_XOR:
         raise ValueError(f"swizzle mode {mode!r} is unknown; allowed: {', '.join(SWIZZLE_MODES)}")
     shift, mask = _SWIZZLE_XOR[mode]
-    return address ^ ((address >> shift) & mask)
+    return address ^ (((address >> shift) - (base_offset << 7 - shift)) & mask)
 
 
 @dataclass(frozen=True)
@@ -146,17 +148,17 @@ def matrix_addresses(descriptor: MatrixDescriptor, rows: int, k: int, element_by
     depth of 32 bytes never leaves the swizzle width.
     ValueError: sub-byte elements, the 32-byte atom with K-major (its layout is stated nowhere), a swizzle that the
     element size excludes (9.7.16.10.3), a depth beyond the swizzle width, an absolute leading address (sm_103a only),
-    or a base offset (no source states how the hardware applies it).
+    or a base offset with another swizzle than 128B (no source states how the hardware applies it).
     """
     if element_bytes not in (1, 2, 4):
         raise ValueError(f"element_bytes is {element_bytes}; allowed: 1, 2, 4 (4- and 6-bit elements are not modelled)")
     if descriptor.absolute_leading:
         raise ValueError("matrix descriptor bit 52 (absolute leading address) is set; only relative mode is modelled")
-    if descriptor.base_offset:
-        raise ValueError(
-            f"matrix descriptor base offset is {descriptor.base_offset}; only 0 is modelled: align the pattern's start"
-        )
     mode = descriptor.swizzle
+    if descriptor.base_offset and mode != "128B":
+        raise ValueError(
+            f"matrix descriptor base offset is {descriptor.base_offset} with swizzle {mode}; it was seen with 128B only"
+        )
     if mode == "128B_ATOM32B" and not mn_major:
         raise ValueError("swizzle 128B with 32-byte atoms is modelled for MN-major operands only, this one is K-major")
     if mn_major and (mode == "128B_ATOM32B") != (element_bytes == 4):
@@ -170,7 +172,7 @@ def matrix_addresses(descriptor: MatrixDescriptor, rows: int, k: int, element_by
             f"{_SWIZZLE_WIDTH[mode]} bytes"
         )
     offsets = _matrix_offsets(descriptor.leading, descriptor.stride, mode, rows, k, element_bytes, mn_major)
-    return _freeze(swizzle(descriptor.start + offsets, mode))[0]
+    return _freeze(swizzle(descriptor.start + offsets, mode, descriptor.base_offset))[0]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SCHEDULES = ("earliest", "latest", "random")
 ORDERS = ("forward", "reversed", "shuffled")
 # A warp that has done this many instructions in a row may be waiting for another block in a loop.
-SPIN = 200_000
+SPIN = 20_000
 SLICE = 4000
 
 

@@ -12,7 +12,9 @@ import numpy as np
 NEVER, HOST, BARRIER = 0, 1, 2  # events: unwritten, written before the launch, an mbarrier lives here
 INDEX_BITS = 20
 INDEX_MASK = (1 << INDEX_BITS) - 1
-GENERIC, ASYNC, TENSOR = 1, 2, 3  # kinds of events; TENSOR: tcgen05 operations
+# Kinds of events; TENSOR: tcgen05 operations; COPY: cp.async, which is asynchronous but of the generic proxy;
+# STRONG_READ: relaxed, acquire and volatile loads, which no strong write races with.
+GENERIC, ASYNC, TENSOR, COPY, STRONG_READ = 1, 2, 3, 4, 5
 
 
 class Token(NamedTuple):

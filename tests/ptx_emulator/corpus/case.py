@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Kind:
     """A number format: Triton's name, the element name of tensor maps, how its bits are stored and converted.
 
-    `encode` takes float64 to stored bits, `decode` stored bits to float64. `rounding` is the largest relative error
-    of one rounding into the format.
+    `encode` takes float64 to stored bits (to nearest even), `decode` stored bits to float64. `rounding` is the largest
+    relative error of that.
     """
 
     triton: str
@@ -125,10 +125,11 @@ class Tensor:
     described: bool = False
 
     def expected(self, name: str, reference: np.ndarray, tolerance: float | None = None) -> Expected:
-        """The array must hold `reference`, by default up to one rounding into its format."""
-        bound = self.kind.rounding * 1.01 if tolerance is None else tolerance
+        """The array must hold `reference` up to `tolerance`; without one, exactly what it rounds to in its format."""
         reference = np.asarray(reference, np.float64).reshape(self.buffer.array.shape)
-        return Expected(name, self.buffer, reference, bound, self.kind.decode)
+        if tolerance is None:
+            reference = self.kind.decode(self.kind.encode(reference))
+        return Expected(name, self.buffer, reference, tolerance or 0.0, self.kind.decode)
 
 
 def upload(device: Device, values: np.ndarray, kind: str, described: bool = False) -> Tensor:

@@ -147,6 +147,9 @@ def _compile(source: Any, gpu: Any, options: Mapping[str, Any]) -> Compiled:
     kernel = triton.compile(source, target=gpu, options=dict(options))
     metadata = kernel.metadata
     ptx = kernel.asm["ptx"]
+    if re.search(r"^\s*trap;", ptx, re.MULTILINE):
+        # What LLVM leaves of a kernel that an earlier pass of Triton broke.
+        raise ValueError(f"{metadata.name}: Triton compiled it to a trap")
     threads = re.search(r"\.(?:reqntid|maxntid)\s+(\d+)", ptx)
     if threads is None:
         raise ValueError(f"{metadata.name}: the PTX states no .reqntid and no .maxntid")

@@ -13,8 +13,8 @@ from .compile import compile_ptx
 from .references import attention, attention_backward, normal
 
 # P and dS are rounded to the inputs' format before they are multiplied again.
-TOLERANCE = {"fp16": 2e-3, "bf16": 1.2e-2}
-LSE_TOLERANCE = 1e-5
+TOLERANCE = {"fp16": 1e-3, "bf16": 8e-3}
+LSE_TOLERANCE = 1e-6
 
 
 def _signature(kind: str) -> dict[str, str]:
@@ -248,6 +248,21 @@ def cases() -> list[Case]:
         64,
         (128, 128),
         (256, 256),
+        True,
+        num_stages=1,
+        num_warps=8,
+    )
+    # Most other shapes fail in the pipeliner of Triton 3.8 or become a lone trap, which compile_ptx refuses.
+    add(
+        "attention_backward_ws-128x64-w8",
+        t,
+        True,
+        backward,
+        "bf16",
+        64,
+        (128, 64),
+        (256, 64),
+        True,
         True,
         num_stages=1,
         num_warps=8,

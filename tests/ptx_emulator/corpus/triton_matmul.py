@@ -1,4 +1,4 @@
-"""Cases: Triton matrix products. Inputs are multiples of 1/4, so float32 sums are exact and only C is rounded."""
+"""Cases: Triton matrix products. Inputs are multiples of 1/4, so sums are exact and C is known to the last bit."""
 
 from __future__ import annotations
 

@@ -218,8 +218,8 @@ def _load(i: Instruction) -> Callable:
     def one(warp: Warp, lane: int) -> None:
         n, start = size(warp, lane), source(warp, lane)
         cta, offset = _shared(warp, to(warp, lane), n, i, own)
-        at = global_offset(warp, start, n, i)
-        if at < 0 or not _aligned(warp, i, n, source=start, destination=offset):
+        at = global_offset(warp, start, n, i) if _aligned(warp, i, n, source=start, destination=offset) else -1
+        if at < 0:
             return
         home, bar = warp.cta.resolve_shared(place(warp, lane))
         targets = destinations(warp, i, cta, None if multicast is None else multicast(warp, lane) & 0xFFFF)
@@ -300,8 +300,8 @@ def _store(i: Instruction, reduce: tuple[Reducer, int] | None) -> Callable:
     def one(warp: Warp, lane: int) -> None:
         n, target = size(warp, lane), to(warp, lane)
         cta, start = _shared(warp, source(warp, lane), n, i, True)
-        at = global_offset(warp, target, n, i)
-        if at < 0 or not _aligned(warp, i, n, source=start, destination=target):
+        at = global_offset(warp, target, n, i) if _aligned(warp, i, n, source=start, destination=target) else -1
+        if at < 0:
             return
         memory = cta.launch.device.memory
         chosen = np.arange(16)[_bits16(keep(warp, lane))] if keep is not None else None

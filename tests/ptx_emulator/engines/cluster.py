@@ -129,8 +129,9 @@ def arrive(kernel: Kernel, i: Instruction) -> Callable:
                 BarrierError, f"{warp.label} arrives at the cluster barrier again before its wait\n  {i.where()}"
             )
         phases[active] = b.phase
-        if warp.actor is not None and releases:
-            b.token |= warp.actor.release(bits)
+        if warp.actor is not None:
+            # A relaxed arrival passes on what a fence before it has released.
+            b.token |= warp.actor.release(bits) if releases else warp.state.get("fenced", EMPTY)
         elif warp.actor is not None:
             # A relaxed arrival carries what a fence before it made visible (fence.mbarrier_init, fence.acq_rel).
             b.token |= warp.state.get("fenced", EMPTY)

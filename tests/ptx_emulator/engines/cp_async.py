@@ -12,7 +12,7 @@ import numpy as np
 
 from ..cta import AsyncOp
 from ..errors import AlignmentError, BarrierError, BoundsError, DescriptorError
-from ..hb import EMPTY, Access, Token
+from ..hb import COPY, EMPTY, Access, Token
 from ..ir import Instruction, Kernel, Reg
 from ..lower.registry import Unsupported, special
 from ..memory import GLOBAL_BASE, OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW
@@ -110,7 +110,9 @@ def _issue(
             found.append(Access(memory.shadow, np.unique(read >> memory.shadow.shift), False, proxy=False))
         return found
 
-    token = cta.check_async(warp, bits, accesses, i)
+    token = EMPTY
+    if cta.order is not None and warp.actor is not None:
+        token = cta.order.asynchronous(warp.actor, bits, accesses(), i, COPY)
     word = min(size, 8)
 
     def work() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import AlignmentError, BarrierError, TransactionError
+from ..errors import AlignmentError, BarrierError, LateArrivalError, TransactionError
 from ..hb import BARRIER, EMPTY, INDEX_BITS, Token
 from ..ir import Instruction, Kernel, Mem, Reg, Sink
 from ..lower.registry import WAIT, Unsupported, special
@@ -93,7 +93,7 @@ def find(cta: Cta, offset: int, instruction: Instruction, warp: Warp | None = No
     if barrier is None:
         gone = offset in cta.state.get("invalidated", ())
         cta.report(
-            BarrierError,
+            LateArrivalError if gone and warp is None else BarrierError,
             f"mbarrier at {offset:#x} is {'invalidated' if gone else 'not initialised'}"
             f"{f', {warp.label} uses it' if warp else ', an asynchronous arrival came for it'}{_of(instruction)}",
         )
@@ -187,6 +187,7 @@ def invalidate(kernel: Kernel, i: Instruction) -> Callable:
                     f"mbarrier at {offset:#x} is invalidated with {barrier.transactions} announced bytes outstanding\n"
                     f"  {i.where()}",
                 )
+            _all_arrived(warp, lane, barrier, i)
             del cta.barriers[offset]
             cta.state.setdefault("invalidated", set()).add(offset)
             shadow = cta.shared.shadow
@@ -197,6 +198,22 @@ def invalidate(kernel: Kernel, i: Instruction) -> Callable:
                 shadow.lane[index] = lane
 
     return run
+
+
+def _all_arrived(warp: Warp, lane: int, barrier: Barrier, i: Instruction) -> None:
+    """Who invalidates must have seen every arrival, or another schedule lets one come too late."""
+    if warp.actor is None:
+        return
+    unseen = (barrier.completed | barrier.token).known & ~warp.actor.release(1 << lane).known
+    if unseen:
+        order = warp.cta.order
+        assert order is not None
+        barrier.cta.report(
+            LateArrivalError,
+            f"mbarrier at {barrier.offset:#x} is invalidated by {warp.label}, which has not seen all that arrived there\n"
+            f"  now:    {i.where()}\n  before: {order.owners[unseen.bit_length() - 1]}\n"
+            f"  missing: a wait for the last phase",
+        )
 
 
 def _with_count(i: Instruction, arguments: tuple, position: int) -> Scalar:

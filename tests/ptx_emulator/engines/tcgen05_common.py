@@ -13,9 +13,9 @@ import numpy as np
 
 from ..cta import TENSOR_COLUMNS, TENSOR_LANES
 from ..errors import ConvergenceError, TensorMemoryError
-from ..hb import EMPTY, GENERIC, Access, Token
 from ..ir import Instruction
 from ..lower.registry import Unsupported
+from ..shadow import EMPTY, GENERIC, Access, Token
 
 if TYPE_CHECKING:
     from ..cta import Cta
@@ -178,8 +178,8 @@ def open_marker(actor: Actor, lanes: int) -> int | None:
     return actor.open.get(_marker_key(lanes))
 
 
-def _marker_key(lanes: int) -> tuple[int, bool]:
-    return ~lanes, False
+def _marker_key(lanes: int) -> tuple[int, int, bool]:
+    return ~lanes, GENERIC, False
 
 
 def pipeline_of(ctas: list[Cta]) -> Pipeline:

@@ -16,7 +16,6 @@ import numpy as np
 
 from ..cta import TENSOR_COLUMNS, TENSOR_LANES
 from ..errors import DescriptorError, UninitialisedError
-from ..hb import HOST, INDEX_BITS, Access
 from ..ir import Imm, Instruction, Kernel, Mem, Reg, Vec
 from ..layouts import (
     InstructionDescriptor,
@@ -28,6 +27,7 @@ from ..layouts import (
 )
 from ..lower.registry import Unsupported, special
 from ..operands import Scalar, immediate, lanes, scalar
+from ..shadow import HOST, INDEX_BITS, Access
 from .tcgen05_common import (
     GRANULE_LANES,
     QUEUE,

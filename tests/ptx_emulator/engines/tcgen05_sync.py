@@ -9,10 +9,10 @@ import numpy as np
 
 from ..cta import TENSOR_COLUMNS, TENSOR_LANES, TENSOR_POISON
 from ..errors import AlignmentError, BarrierError, TensorMemoryError
-from ..hb import CellShadow, Token
 from ..ir import Instruction, Kernel
 from ..lower.registry import WAIT, special
 from ..operands import first_lane, lanes, scalar
+from ..shadow import CellShadow, Token
 from .mbarrier import find
 from .tcgen05_common import (
     GRANULE_LANES,
@@ -47,7 +47,8 @@ def allocate(kernel: Kernel, i: Instruction) -> Callable:
 
     def run(warp: Warp, mask: np.ndarray | None) -> bool:
         aligned(warp, mask, i)
-        ctas = blocks_of(warp, group, i)
+        # A pair whose requests have met is served, even if the peer has gone on and ended meanwhile.
+        ctas = blocks_of(warp, group, i, alive="tcgen05.request" not in warp.state)
         lane = first_lane(mask)
         n = columns(warp, lane)
         if mixed:
@@ -171,7 +172,8 @@ def _store_address(warp: Warp, lane: int, address: int, value: int, i: Instructi
     index = np.arange(offset >> shadow.shift, offset + 3 >> shadow.shift, dtype=np.int64)
     index = np.append(index, offset + 3 >> shadow.shift)
     cta.order.generic(actor, warp.live, shadow, index[None], np.array([[lane]]), True, i)
-    event = actor.open.pop((warp.live, False))
+    event = actor.event(warp.live)
+    actor.open.clear()
     del actor.unsynced[event]
     actor.known |= 1 << event
 

@@ -10,9 +10,10 @@ Registers of D, and of A, belong to the operation from its issue to the wait (Po
 may use D again when its shape and registers are the same, and A may be read again. A register that was written since
 the last wgmma.fence, or no fence at all, is a RaceError.
 
-Values: products are exact in float32 and summed by numpy; the order of hardware, and the fewer bits in which it
-accumulates 8-bit floats, are not documented. Integer-valued inputs give the same bits. Sparse and 1-bit forms are
-refused.
+Values: products are exact in float32 and summed by numpy. Hardware's sums are not documented; captures of an H200
+(truth/data, wgmma_*-rounding) agree with sums rounded toward zero, and for 8-bit floats with products cut 11 to 13 bits
+below the largest of the instruction. Integer-valued inputs that stay within that give the same bits. Sparse and 1-bit forms
+are refused.
 """
 
 from __future__ import annotations

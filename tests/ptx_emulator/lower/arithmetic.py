@@ -1,7 +1,7 @@
 """Integer arithmetic: add, sub, mul, mad, div, rem, sad, abs, neg, min, max, 24-bit and carry forms, dp4a, dp2a.
 
-PTX ISA 9.7.1 and 9.7.2 (extended precision). Division by zero is unspecified there; here the quotient is all ones and the
-remainder the dividend.
+PTX ISA 9.7.1 and 9.7.2 (extended precision). Division by zero is unspecified there; here the quotient is all ones and
+the remainder the dividend.
 """
 
 from __future__ import annotations
@@ -282,7 +282,8 @@ def _dot_product(code: Code, i: Instruction) -> None:
     code.dst(i.args[0], "u32", call(code, function, a, b, c, signed_a, signed_b, *([high] if i.op == "dp2a" else [])))
 
 
-def _field(x: np.ndarray, start: int, bits: int, signed: bool) -> np.ndarray:
+def bit_field(x: np.ndarray, start: int, bits: int, signed: bool) -> np.ndarray:
+    """A field of a register as int64."""
     value = (np.asarray(x).astype(np.int64) >> start) & ((1 << bits) - 1)
     half = 1 << (bits - 1)
     return (value ^ half) - half if signed else value
@@ -292,7 +293,7 @@ def dot4(a: np.ndarray, b: np.ndarray, c: np.ndarray, signed_a: bool, signed_b: 
     """c plus the sum of products of the four bytes of a and b, modulo 2**32."""
     total = np.asarray(c).astype(np.int64)
     for k in range(4):
-        total = total + _field(a, 8 * k, 8, signed_a) * _field(b, 8 * k, 8, signed_b)
+        total = total + bit_field(a, 8 * k, 8, signed_a) * bit_field(b, 8 * k, 8, signed_b)
     return (total & 0xFFFFFFFF).astype(np.uint32)
 
 
@@ -300,5 +301,5 @@ def dot2(a: np.ndarray, b: np.ndarray, c: np.ndarray, signed_a: bool, signed_b: 
     """c plus the products of a's halves with two bytes of b: the lower pair, or the upper."""
     total = np.asarray(c).astype(np.int64)
     for k in range(2):
-        total = total + _field(a, 16 * k, 16, signed_a) * _field(b, 8 * k + 16 * high, 8, signed_b)
+        total = total + bit_field(a, 16 * k, 16, signed_a) * bit_field(b, 8 * k + 16 * high, 8, signed_b)
     return (total & 0xFFFFFFFF).astype(np.uint32)

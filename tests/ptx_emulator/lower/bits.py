@@ -1,7 +1,7 @@
 """Logic, shifts and bit fields: and, or, xor, not, cnot, lop3, shl, shr, shf, prmt, bfe, bfi, bfind, popc, clz, ...
 
-PTX ISA 9.7.8 (logic and shift) and 9.7.1 (bit fields and counts). numpy shifts by the width or more give 0, or the sign,
-which is what PTX's clamped shifts give.
+PTX ISA 9.7.8 (logic and shift) and 9.7.1 (bit fields and counts). numpy shifts by the width or more give 0, or the
+sign, which is what PTX's clamped shifts give.
 """
 
 from __future__ import annotations
@@ -237,19 +237,19 @@ def _bfe(code: Code, i: Instruction) -> None:
     bits, dtype = int(kind[1:]), dtype_of(kind)
     a = sources(code, i.args[1:2], kind)[0]
     if not (isinstance(i.args[2], Imm) and isinstance(i.args[3], Imm)):
-        start, length = (source(code, x, "u32") for x in i.args[2:])
-        code.dst(i.args[0], kind, call(code, extract, a, start, length))
+        fields = (source(code, x, "u32") for x in i.args[2:])
+        code.dst(i.args[0], kind, call(code, extract, a, *fields))
         return
-    start, length = i.args[2].value & 255, i.args[3].value & 255
-    if length == 0 or (kind[0] == "u" and start >= bits):
+    first, length = i.args[2].value & 255, i.args[3].value & 255
+    if length == 0 or (kind[0] == "u" and first >= bits):
         code.dst(i.args[0], kind, code.const(np.asarray(dtype(0))))
-    elif start + length >= bits:
-        emit(code, "right_shift", i.args[0], kind, a, code.const(np.asarray(dtype(min(start, bits - 1)))))
+    elif first + length >= bits:
+        emit(code, "right_shift", i.args[0], kind, a, code.const(np.asarray(dtype(min(first, bits - 1)))))
     elif kind[0] == "u":
-        low = a if start == 0 else f"{code.helper(np.right_shift)}({a},{code.const(np.asarray(dtype(start)))})"
+        low = a if first == 0 else f"{code.helper(np.right_shift)}({a},{code.const(np.asarray(dtype(first)))})"
         emit(code, "bitwise_and", i.args[0], kind, low, code.const(np.asarray(dtype((1 << length) - 1))))
     else:
-        up = f"{code.helper(np.left_shift)}({a},{code.const(np.asarray(dtype(bits - start - length)))})"
+        up = f"{code.helper(np.left_shift)}({a},{code.const(np.asarray(dtype(bits - first - length)))})"
         emit(code, "right_shift", i.args[0], kind, up, code.const(np.asarray(dtype(bits - length))))
 
 
@@ -358,7 +358,7 @@ def _bfind(code: Code, i: Instruction) -> None:
 
 
 def find_leading(a: np.ndarray, shift: bool) -> np.ndarray:
-    """Position of the highest bit that differs from the sign, or the shift that brings it to the top; none: all ones."""
+    """Position of the highest bit unlike the sign, or the shift that brings it to the top; all ones without one."""
     if a.dtype.kind == "i":
         a = np.where(a < 0, ~a, a).view(np.dtype(f"u{a.dtype.itemsize}"))
     zeros = leading_zeros(a)

@@ -1,8 +1,8 @@
 """cvt and cvt.pack. PTX ISA 9.7.9.21 and 9.7.9.22.
 
-Integers keep their value modulo the width of the result, or are clamped with .sat. Floats become integers with a rounding
-modifier and are always clamped; NaN becomes 0, or the value with only the top bit set when the source is f64 or the result
-has 64 bits. Narrow floats: formats.py.
+Integers keep their value modulo the width of the result, or are clamped with .sat. Floats become integers with a
+rounding modifier and are always clamped; NaN becomes 0, or the value with only the top bit set when the source is f64
+or the result has 64 bits. Narrow floats: formats.py.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def _pack_halves(code: Code, i: Instruction, to: str) -> None:
 
 def interleave(width: int, upper: np.ndarray, lower: np.ndarray, dtype: type = np.float32) -> np.ndarray:
     """[2 * width]: lower 0, upper 0, lower 1, ..."""
-    both = np.empty(2 * width, dtype)
+    both: np.ndarray = np.empty(2 * width, dtype)
     both[0::2] = lower
     both[1::2] = upper
     return both

@@ -1,8 +1,9 @@
 """Exactly rounded float32 and float64 arithmetic in all four rounding modes, on numpy arrays.
 
 An exact sum is held as a float64 rounded to odd: when it is inexact, the neighbour with an odd last bit stands for it.
-Rounded again to 51 bits or fewer, in any mode, that gives what the exact value would give (Boldo and Melquiond, "Emulation
-of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008). Modes: "rn", "rz", "rm", "rp".
+Rounded again to 51 bits or fewer, in any mode, that gives what the exact value would give (Boldo and Melquiond,
+"Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008).
+Modes: "rn", "rz", "rm", "rp".
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ def _zero_of_sum(result: np.ndarray, a: np.ndarray, b: np.ndarray, mode: str) ->
 def fma32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """Nearest float32 of a * b + c; one of a, b, c is an array [width].
 
-    The product is exact in float64. The sum rounds there and again to float32, which differs from one rounding only when
-    the float64 sum is a tie of float32: its low word times 8 then ends in the bytes 00 00 00 80. Not looked for are ties of
-    subnormal results: there the product must lie within 2**-30 of half the smallest subnormal.
+    The product is exact in float64. The sum rounds there and again to float32, which differs from one rounding only
+    when the float64 sum is a tie of float32: its low word times 8 is then the bytes 00 00 00 80. Not looked for are
+    ties of subnormal results: there the product must lie within 2**-30 of half the smallest subnormal.
     """
     x = np.add(np.multiply(a, b, dtype=F64), c)
     if b"\0\0\0\x80" in np.left_shift(x.view(np.uint32), _SHIFT).tobytes():
@@ -109,7 +110,7 @@ def root32_in(a: np.ndarray, mode: str) -> np.ndarray:
 
 
 def _move(f: np.ndarray, side: np.ndarray, negative: np.ndarray, mode: str) -> np.ndarray:
-    """One step down where f is too large (side > 0), or up, as the mode asks; `negative` is the sign of the exact value."""
+    """One step down where f is too large (side > 0), or up, as the mode asks. `negative`: is the exact value?"""
     down = (side > 0) & (True if mode == "rm" else ~negative if mode == "rz" else False)
     up = (side < 0) & (True if mode == "rp" else negative if mode == "rz" else False)
     f = np.where(down, np.nextafter(f, F32(-np.inf)), f)

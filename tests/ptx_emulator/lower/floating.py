@@ -1,8 +1,7 @@
-"""float32 and float64: add, sub, mul, fma, mad, div, rcp, sqrt, rsqrt, min, max, abs, neg, ex2, lg2, sin, cos, tanh, ...
+"""float32 and float64: add, sub, mul, fma, div, rcp, sqrt, rsqrt, min, max, abs, neg, ex2, lg2, sin, cos, tanh, ...
 
-PTX ISA 9.7.3 and 9.7.5 (mixed precision). Everything with a rounding mode is rounded exactly; approximations return the
-nearest float32, so they are closer than the hardware's, whose bits are not documented. float32 arithmetic returns NaN as
-0x7fffffff.
+PTX ISA 9.7.3 and 9.7.5 (mixed precision). Everything with a rounding mode is rounded exactly; approximations are
+numpy's, closer than the hardware's, whose bits are not documented. float32 arithmetic returns NaN as 0x7fffffff.
 """
 
 from __future__ import annotations

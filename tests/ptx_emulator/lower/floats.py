@@ -1,4 +1,4 @@
-"""What float instructions have in common: subnormals flushed, saturation, the one NaN, zeros of min and max, 16-bit loads.
+"""What float instructions share: subnormals flushed, saturation, the one NaN, zeros of min and max, 16-bit loads.
 
 Arrays are float32 or float64 of any length; 16-bit formats are computed on as float32 and rounded once at the end.
 """
@@ -114,7 +114,7 @@ def _from_f16(bits: np.ndarray) -> np.ndarray:
 
 
 def finish16(x: np.ndarray, kind: str, ftz: bool = False, sat: bool = False, relu: bool = False) -> np.ndarray:
-    """float32, or float64 that was not rounded yet, to the bits of a 16-bit format: uint16, or uint32 for packed ones."""
+    """float32, or float64 not rounded yet, to the bits of a 16-bit format: uint16, or uint32 for packed ones."""
     if sat:
         x = saturate(x)
     codes = f32_to_f16(x) if kind in ("f16", "f16x2") else f32_to_bf16(x)

@@ -1,7 +1,7 @@
 """Moves, comparisons and selections; conversion of addresses; what has no effect on results.
 
-mov, cvta, isspacep, createpolicy (PTX ISA 9.7.9), setp, set, selp, slct (9.7.6, 9.7.7), and instructions that only touch
-caches, counters or the start of dependent grids.
+mov, cvta, isspacep, createpolicy (PTX ISA 9.7.9), setp, set, selp, slct (9.7.6, 9.7.7), and instructions that only
+touch caches, counters or the start of dependent grids.
 """
 
 from __future__ import annotations
@@ -233,15 +233,17 @@ def _set(code: Code, i: Instruction) -> None:
     result, kind = kinds
     allow(i, f"{_COMPARISONS} {_BOOLEAN} ftz {result}")
     ones = {"f32": 0x3F800000, "f16": 0x3C00, "bf16": 0x3F80}.get(result.removesuffix("x2"))
-    if result.endswith("x2") != kind.endswith("x2") or (ones is None and result not in INTEGERS.split()):
+    if (ones is None and result not in INTEGERS.split()) or (result.endswith("x2") and result != kind):
         raise Unsupported(f"set of .{kind} into .{result}")
     ufunc, texts, boolean, other = _outcome(code, i, kind)
     value = f"{code.helper(getattr(np, ufunc))}({','.join(texts)})"
     if kind.endswith("x2"):
+        if result not in (kind, "u32", "s32"):
+            raise Unsupported(f"set of .{kind} into .{result}")
         if boolean:
             other = f"{code.helper(np.repeat)}({other},2)"
             value = f"{code.helper(getattr(np, boolean))}({value},{other})"
-        code.dst(i.args[0], "u32", call(code, chosen_halves, value, ones))
+        code.dst(i.args[0], "u32", call(code, chosen_halves, value, 0xFFFF if ones is None else ones))
         return
     if boolean:
         value = f"{code.helper(getattr(np, boolean))}({value},{other})"

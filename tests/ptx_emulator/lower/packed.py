@@ -1,7 +1,7 @@
-"""16-bit floats, alone and in pairs, and pairs of 16-bit integers.
+"""16-bit floats, alone and in pairs; pairs of 16-bit integers; bytes and halves side by side (vadd4, vabsdiff2, ...).
 
-PTX ISA 9.7.4 (half precision) and 9.7.1 (u16x2, s16x2). Values are float32 (float64 where a product or sum does not fit)
-and are rounded once, to the bits of their format.
+PTX ISA 9.7.4 (half precision), 9.7.1 (u16x2, s16x2) and 9.7.17 (SIMD video). Float values are float32, or float64 where
+a product or sum does not fit, and are rounded once, to the bits of their format.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import numpy as np
 
 from ..ir import Imm, Instruction
 from . import exact, floats
+from .arithmetic import bit_field
 from .code import Code
 from .dispatch import allow, call, chosen, emit, operands, rule, source, sources
+from .registry import Unsupported, generated
 
 HALVES = "f16 bf16"
 PAIRS = "f16x2 bf16x2"
@@ -126,3 +128,40 @@ def _integers16(code: Code, i: Instruction) -> None:
     if i.has("relu"):
         value = f"{code.helper(np.maximum)}({value},{code.const(np.asarray(np.int16(0)))})"
     code.dst(i.args[0], "u32", f"{value}.view({code.helper(np.uint32)})")
+
+
+_VIDEO = ("vadd", "vsub", "vavrg", "vabsdiff", "vmin", "vmax")
+
+
+@generated(*(f"{op}{lanes}" for op in _VIDEO for lanes in "24"))
+def _video(code: Code, i: Instruction) -> None:
+    """v<op>2 and v<op>4 on all elements in their order, which is what CUDA's SIMD intrinsics are made of."""
+    operands(i, 4)
+    kinds = [m for m in i.mods if m in ("u32", "s32")]
+    if len(kinds) != 3 or any(m not in ("u32", "s32", "sat", "add") for m in i.mods):
+        raise Unsupported(f"{i.name}: the form is {i.op}.dtype.atype.btype with .sat or .add")
+    a, b, c = (source(code, x, "u32") for x in i.args[1:])
+    signs = [k == "s32" for k in kinds]
+    flags = (repr(i.op[:-1]), int(i.op[-1]), signs, i.has("sat"), i.has("add"))
+    code.dst(i.args[0], "u32", call(code, video, *flags, a, b, c))
+
+
+def video(
+    op: str, lanes: int, signs: list[bool], sat: bool, add: bool, a: np.ndarray, b: np.ndarray, c: np.ndarray
+) -> np.ndarray:
+    """Elements of a and b combined; their sum and c with `add`. `signs`: are the result, a and b signed?"""
+    size = 32 // lanes
+    low, high = (-(1 << (size - 1)), (1 << (size - 1)) - 1) if signs[0] else (0, (1 << size) - 1)
+    total = np.asarray(c).astype(np.int64) if add else np.int64(0)
+    for k in range(lanes):
+        x, y = bit_field(a, k * size, size, signs[1]), bit_field(b, k * size, size, signs[2])
+        if op == "vavrg":
+            t = (x + y + (x + y >= 0)) >> 1
+        elif op in ("vmin", "vmax"):
+            t = np.minimum(x, y) if op == "vmin" else np.maximum(x, y)
+        else:
+            t = x + y if op == "vadd" else x - y if op == "vsub" else np.abs(x - y)
+        if sat:
+            t = np.clip(t, low, high)
+        total = total + t if add else total | (t & ((1 << size) - 1)) << (k * size)
+    return (total & 0xFFFFFFFF).astype(np.uint32)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ..ir import Reg
-from ..lower import dispatch, load_all
+from ..lower import load_all
 from ..lower.code import Code
 from ..lower.registry import Unsupported, find
 from ..parse import parse
@@ -32,6 +30,9 @@ class View:
 
     class Cta:
         rank = 1
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
 
     def __init__(self) -> None:
         self.width = WIDTH
@@ -69,18 +70,19 @@ def run(text: str, mask: np.ndarray | None = None, **registers: np.ndarray) -> V
         generator = find(i)
         assert callable(generator), i.name
         generator(code, i)
+    function: Any = code.build("test")
     with np.errstate(all="ignore"):
-        code.build("test")(view, mask)
+        function(view, mask)
     return view
 
 
 RNG = np.random.default_rng(5)
 _EDGES = {
-    16: (0, 1, 2, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0xFFFE, 0x00FF, 0x7C00, 0xFC00, 0x7E01, 0x3C00, 0x03FF, 0x0400, 0x7BFF),
-    32: (0, 1, 2, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFF, 31, 32, 33, 255, 256, 0xFFFF, 0x3F800000, 0x7F800000)
-    + (0xFF800000, 0x7FC12345, 0x00800000, 0x007FFFFF, 0x7F7FFFFF, 0xBF800000, 0x4F000000, 0x5F000000, 0x3F000000),
-    64: (0, 1, 2, 2**63 - 1, 2**63, 2**63 + 1, 2**64 - 1, 31, 63, 64, 65, 2**32, 2**32 - 1, 0x3FF0000000000000)
-    + (0x7FF0000000000000, 0xFFF0000000000000, 0x7FF8000000001234, 0x0010000000000000, 0x000FFFFFFFFFFFFF),
+    16: "0 1 2 7fff 8000 8001 ffff fffe 00ff 7c00 fc00 7e01 3c00 03ff 0400 7bff",
+    32: "0 1 2 7fffffff 80000000 80000001 ffffffff 1f 20 21 ff 100 ffff 3f800000 7f800000 ff800000 7fc12345 00800000"
+    " 007fffff 7f7fffff bf800000 4f000000 5f000000 3f000000",
+    64: "0 1 2 7fffffffffffffff 8000000000000000 8000000000000001 ffffffffffffffff 1f 3f 40 41 100000000 ffffffff"
+    " 3ff0000000000000 7ff0000000000000 fff0000000000000 7ff8000000001234 0010000000000000 000fffffffffffff",
 }
 
 
@@ -88,7 +90,7 @@ def bits(size: int) -> np.ndarray:
     """[WIDTH] of random bits, small numbers and edge cases in random places."""
     x = RNG.integers(0, 2**size, WIDTH, dtype=np.uint64)
     x[:20] = RNG.integers(0, 40, 20)
-    edges = np.array(_EDGES[size], np.uint64)
+    edges = np.array([int(e, 16) for e in _EDGES[size].split()], np.uint64)
     x[20 : 20 + len(edges)] = edges
     x[50 : 50 + len(edges)] = RNG.permutation(edges)
     return RNG.permutation(x).astype(np.dtype(f"u{size // 8}"))
@@ -102,7 +104,7 @@ _NAMES = {16: "h", 32: "r", 64: "d"}
 
 
 def check(form: str, sizes: str, model: Callable[..., int], *values: np.ndarray) -> None:
-    """`form` with `{0}` for the destination, `{1}`.. for sources; `sizes` are their bits; the model gets unsigned ints."""
+    """`form`: `{0}` is the destination, `{1}`.. are sources; `sizes`: bits of each; the model gets unsigned ints."""
     to, *origins = (int(s) for s in sizes.split())
     sources = list(values) + [bits(s) for s in origins[len(values) :]]
     names = ["%" + _NAMES[to] + "0"] + [f"%{_NAMES[s]}{k + 1}" for k, s in enumerate(origins)]
@@ -151,7 +153,9 @@ def test_integer_arithmetic(kind: str) -> None:
         check(f"neg.{kind} {{0}}, {{1}}", f"{n} {n}", lambda a: -a)
     if n < 64:
         check(f"mul.wide.{kind} {{0}}, {{1}}, {{2}}", f"{2 * n} {n} {n}", lambda a, b: v(a) * v(b))
-        check(f"mad.wide.{kind} {{0}}, {{1}}, {{2}}, {{3}}", f"{2 * n} {n} {n} {2 * n}", lambda a, b, c: v(a) * v(b) + c)
+        check(
+            f"mad.wide.{kind} {{0}}, {{1}}, {{2}}, {{3}}", f"{2 * n} {n} {n} {2 * n}", lambda a, b, c: v(a) * v(b) + c
+        )
         check(f"mul.wide.{kind} {{0}}, {{1}}, -3", f"{2 * n} {n}", lambda a: v(a) * v(-3 & ((1 << n) - 1)))
 
 
@@ -187,7 +191,8 @@ def test_carry_chains(size: int) -> None:
         for lane in range(WIDTH):
             x, y, r = (sum(int(w[lane]) << (size * k) for k, w in enumerate(ws)) for ws in (a, b, file[:words]))
             assert r == function(x, y) % (1 << (size * words))
-    text = f"mad.lo.cc.{kind} %{name}0, %{name}2, %{name}3, %{name}4; madc.hi.{kind} %{name}1, %{name}2, %{name}3, %{name}5;"
+    text = f"mad.lo.cc.{kind} %{name}0, %{name}2, %{name}3, %{name}4;"
+    text += f"madc.hi.{kind} %{name}1, %{name}2, %{name}3, %{name}5;"
     view = run(text, **{f"{name}{k + 2}": x for k, x in enumerate(a[:2] + b[:2])})
     file = view.files[{"r": "w"}.get(name, name)]
     for lane in range(WIDTH):
@@ -204,8 +209,8 @@ def test_dot_products() -> None:
         for kb in ("u32", "s32"):
 
             def dot(size: int, start: int, n: int, ka: str = ka, kb: str = kb) -> Callable[[int, int, int], int]:
-                return lambda a, b, c: c + sum(
-                    x * y for x, y in zip(parts(a, size, ka)[:n], parts(b, 8, kb, start)[:n], strict=True)
+                return lambda a, b, c: (
+                    c + sum(x * y for x, y in zip(parts(a, size, ka)[:n], parts(b, 8, kb, start)[:n], strict=True))
                 )
 
             check(f"dp4a.{ka}.{kb} {{0}}, {{1}}, {{2}}, {{3}}", "32 32 32 32", dot(8, 0, 4))
@@ -238,7 +243,11 @@ def test_funnel_shift() -> None:
         def amount(c: int, mode: str = mode) -> int:
             return min(c, 32) if mode == "clamp" else c & 31
 
-        check(f"shf.l.{mode}.b32 {{0}}, {{1}}, {{2}}, {{3}}", "32 32 32 32", lambda a, b, c: ((b << 32 | a) << amount(c)) >> 32)
+        check(
+            f"shf.l.{mode}.b32 {{0}}, {{1}}, {{2}}, {{3}}",
+            "32 32 32 32",
+            lambda a, b, c: ((b << 32 | a) << amount(c)) >> 32,
+        )
         check(f"shf.r.{mode}.b32 {{0}}, {{1}}, {{2}}, {{3}}", "32 32 32 32", lambda a, b, c: (b << 32 | a) >> amount(c))
         check(f"shf.l.{mode}.b32 {{0}}, {{1}}, {{1}}, 5", "32 32", lambda a: (a << 5) | (a >> 27))
 
@@ -270,7 +279,11 @@ def _permuted(a: int, b: int, controls: list[int]) -> int:
 
 
 def test_prmt() -> None:
-    check("prmt.b32 {0}, {1}, {2}, {3}", "32 32 32 32", lambda a, b, s: _permuted(a, b, [s >> (4 * k) & 15 for k in range(4)]))
+    check(
+        "prmt.b32 {0}, {1}, {2}, {3}",
+        "32 32 32 32",
+        lambda a, b, s: _permuted(a, b, [s >> (4 * k) & 15 for k in range(4)]),
+    )
     for s in (0x3340, 0x5410, 0x7632, 0x3276, 0x0123, 0xFB91, 0x4440, 0x8888):
         controls = [s >> (4 * k) & 15 for k in range(4)]
         check(f"prmt.b32 {{0}}, {{1}}, {{2}}, {s:#x}U", "32 32 32", lambda a, b, c=controls: _permuted(a, b, c))
@@ -286,9 +299,17 @@ def test_prmt() -> None:
     }
     for mode, rows in tables.items():
         controls_of = [[int(c) for c in row] for row in rows]
-        check(f"prmt.b32.{mode} {{0}}, {{1}}, {{2}}, {{3}}", "32 32 32 32", lambda a, b, s: _permuted(a, b, controls_of[s & 3]))
+        check(
+            f"prmt.b32.{mode} {{0}}, {{1}}, {{2}}, {{3}}",
+            "32 32 32 32",
+            lambda a, b, s, t=controls_of: _permuted(a, b, t[s & 3]),
+        )
         for n in range(4):
-            check(f"prmt.b32.{mode} {{0}}, {{1}}, {{2}}, {n}", "32 32 32", lambda a, b, n=n: _permuted(a, b, controls_of[n]))
+            check(
+                f"prmt.b32.{mode} {{0}}, {{1}}, {{2}}, {n}",
+                "32 32 32",
+                lambda a, b, c=controls_of[n]: _permuted(a, b, c),
+            )
 
 
 @pytest.mark.parametrize("kind", ["u32", "s32", "u64", "s64"])
@@ -375,7 +396,9 @@ def test_mov_packs_and_unpacks() -> None:
 
 def test_mov_of_everything_else() -> None:
     p = RNG.integers(0, 2, WIDTH).astype(bool)
-    view = run("mov.pred %p0, %p1; mov.pred %p2, !%p1; mov.pred %p3, -1; mov.u32 %r0, %tid.x; mov.f32 %r1, 0f3F800000;", p1=p)
+    view = run(
+        "mov.pred %p0, %p1; mov.pred %p2, !%p1; mov.pred %p3, -1; mov.u32 %r0, %tid.x; mov.f32 %r1, 0f3F800000;", p1=p
+    )
     assert (view.p[0] == p).all() and (view.p[2] == ~p).all() and view.p[3].all()
     assert (view.u32[0] == np.arange(WIDTH)).all() and (view.f32[1] == 1).all()
     view = run("@%p1 mov.u32 %r0, 7; @!%p1 mov.b64 %d0, -1; @%p1 add.s32 %r2, %r2, -1;", p1=p)
@@ -387,7 +410,8 @@ def test_addresses() -> None:
     a = np.full(WIDTH, 0x0100_0000_0000 + (1 << 24) + 64, np.uint64)
     view = run("cvta.shared.u64 %d0, %d1; cvta.to.shared.u64 %d2, %d0; cvta.to.global.u64 %d3, %d0;", d1=bits(64))
     assert (view.u64[2] == view.u64[1]).all() and (view.u64[0] - view.u64[1] == 0x0100_0000_0000).all()
-    text = "isspacep.shared %p0, %d1; isspacep.global %p1, %d1; isspacep.shared::cluster %p2, %d1; isspacep.local %p3, %d1;"
+    text = "isspacep.shared %p0, %d1; isspacep.global %p1, %d1;"
+    text += "isspacep.shared::cluster %p2, %d1; isspacep.local %p3, %d1;"
     view = run(text, d1=a)
     assert view.p[0].all() and not view.p[1].any() and view.p[2].all() and not view.p[3].any()
     view = run(text, d1=a + np.uint64(1 << 24))
@@ -458,7 +482,13 @@ def test_selections() -> None:
     for to in ("%r0", "%r1", "%r2"):
         view = run(f"selp.b32 {to}, %r1, %r2, %p1;", r1=a, r2=b, p1=p)
         assert (view.u32[int(to[2])] == np.where(p, a, b)).all()
-    view = run("selp.b32 %r0, 5, -1, %p1; slct.u32.s32 %r3, %r1, %r2, %r4; slct.f32.f32 %r5, %r1, %r2, %r4;", r1=a, r2=b, r4=c, p1=p)
+    view = run(
+        "selp.b32 %r0, 5, -1, %p1; slct.u32.s32 %r3, %r1, %r2, %r4; slct.f32.f32 %r5, %r1, %r2, %r4;",
+        r1=a,
+        r2=b,
+        r4=c,
+        p1=p,
+    )
     assert (view.s32[0] == np.where(p, 5, -1)).all()
     assert (view.u32[3] == np.where(c.view(np.int32) >= 0, a, b)).all()
     assert (view.u32[5] == np.where(c.view(np.float32) >= 0, a, b)).all()
@@ -466,3 +496,51 @@ def test_selections() -> None:
     less = a.view(np.int32) < b.view(np.int32)
     assert (view.u32[0] == np.where(less, 0xFFFFFFFF, 0)).all() and (view.f32[3] == ~less).all()
     assert (run("and.pred %p0, %p1, !%p2; not.pred %p3, %p1;", p1=p, p2=p[::-1]).p[0] == (p & ~p[::-1])).all()
+
+
+# Video and refusals --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("lanes", [2, 4])
+def test_video(lanes: int) -> None:
+    size = 32 // lanes
+
+    def model(op: str, kind: str, sat: bool, add: bool) -> Callable[[int, int, int], int]:
+        def value(x: int, k: int) -> int:
+            part = x >> (k * size) & ((1 << size) - 1)
+            return signed(part, size) if kind == "s32" else part
+
+        def combine(a: int, b: int, c: int) -> int:
+            low, high = (-(1 << (size - 1)), (1 << (size - 1)) - 1) if kind == "s32" else (0, (1 << size) - 1)
+            functions = {"vadd": a + b, "vsub": a - b, "vabsdiff": abs(a - b), "vmin": min(a, b), "vmax": max(a, b)}
+            functions["vavrg"] = (a + b + 1) >> 1 if a + b >= 0 else (a + b) >> 1
+            return min(max(functions[op], low), high) if sat else functions[op]
+
+        def whole(a: int, b: int, c: int) -> int:
+            parts = [combine(value(a, k), value(b, k), 0) for k in range(lanes)]
+            if add:
+                return c + sum(parts)
+            return sum((t & ((1 << size) - 1)) << (k * size) for k, t in enumerate(parts))
+
+        return whole
+
+    for op in ("vadd", "vsub", "vavrg", "vabsdiff", "vmin", "vmax"):
+        for kind in ("u32", "s32"):
+            for end, sat, add in (("", False, False), (".sat", True, False), (".add", False, True)):
+                form = f"{op}{lanes}.{kind}.{kind}.{kind}{end} {{0}}, {{1}}, {{2}}, {{3}}"
+                check(form, "32 32 32 32", model(op, kind, sat, add))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("add.sat.u32 %r0, %r1, %r2;", "modifier .sat of add"),
+        ("mul.s32 %r0, %r1, %r2;", "one of .lo, .hi, .wide"),
+        ("setp.ltu.s32 %p0, %r1, %r2;", "ltu of .s32"),
+        ("cvt.rs.satfinite.e4m3x4.f32 %r0, {%r1, %r2, %r3, %r4}, %r5;", "from .f32 to .e4m3x4"),
+        ("fma.rn.oob.f16 %h0, %h1, %h2, %h3;", "modifier .oob"),
+        ("mov.b128 %q0, 5;", "mov.b128"),
+        ("min.f16x2 %r0, %r1, %r2, %r3;", "min with 4 operands"),
+    ],
+)
+def test_refusals_name_what_is_not_supported(text: str, message: str) -> None:
+    with pytest.raises(Unsupported, match=message):
+        run(text)

@@ -223,7 +223,7 @@ def test_matrix_addresses_refused() -> None:
 
     for descriptor, k, element_bytes, message in (
         (decode(1 << 52), 16, 2, "bit 52"),
-        (decode(3 << 49), 16, 2, "base offset is 3"),
+        (decode(3 << 49, swizzle=4), 16, 2, "base offset is 3 with swizzle 64B"),
         (decode(0), 16, 8, "element_bytes is 8"),
         (decode(0, swizzle=1), 8, 4, "MN-major operands only"),
         (decode(0, swizzle=6), 32, 2, "exceeds the swizzle width of 32 bytes"),

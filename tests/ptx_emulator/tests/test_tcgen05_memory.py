@@ -5,16 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from .. import load
+from .. import Device, Options, load
 from ..errors import (
     BoundsError,
     ConvergenceError,
     DescriptorError,
     PoisonError,
+    RaceError,
     TensorMemoryError,
     UnknownInstructions,
 )
+from ..memory import Buffer
 from .tcgen05_kernels import IMAGE, LANES, frame, matrix_descriptor, place, run_frame
+from .test_tcgen05_mma import Case
 
 # shape -> (registers for .x1, lane of (register, thread), column of (register, thread))
 SHAPES = {
@@ -89,9 +92,9 @@ def test_load(shape: str, count: int, packed: bool, high: bool) -> None:
         "tcgen05.wait::ld.sync.aligned;"
     )
     body += "".join(f"st.global.b32 [%o+{4 * k}], %v{k};" for k in range(n))
-    found = []
+    found: list[Buffer] = []
 
-    def extra(device):  # type: ignore[no-untyped-def]
+    def extra(device: Device) -> Buffer:
         found.append(device.empty((LANES, n), np.uint32))
         return found[0]
 
@@ -99,7 +102,7 @@ def test_load(shape: str, count: int, packed: bool, high: bool) -> None:
     value = init[cells(shape, n, high, packed)]
     if packed:
         value = value[0] & 0xFFFF | value[1] << 16
-    assert (found[0].array.T == value).all()
+    assert (value == found[0].array.T).all()
     assert not report.lints
 
 
@@ -123,16 +126,14 @@ def test_store(shape: str, count: int, packed: bool, high: bool) -> None:
 
 def test_load_keeps_register_order_in_any_schedule() -> None:
     """Scattered destination registers, and engines that work late."""
-    from .. import Options
-
     body = registers_at(2, False) + (
         "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%v7, %v3}, [%t]; tcgen05.wait::ld.sync.aligned;"
         "st.global.b32 [%o], %v7; st.global.b32 [%o+4], %v3;"
     )
     for schedule in ("earliest", "latest", "random"):
-        found = []
+        found: list[Buffer] = []
 
-        def extra(device, found=found):  # type: ignore[no-untyped-def]
+        def extra(device: Device, found: list[Buffer] = found) -> Buffer:
             found.append(device.empty((LANES, 2), np.uint32))
             return found[0]
 
@@ -175,12 +176,9 @@ def test_copy(shape: str, swizzle: str, group: int) -> None:
 
 def test_copy_then_multiply_needs_no_wait() -> None:
     """cp -> mma is a pair of the pipeline (9.7.16.6.2); cp -> cp onto the same cells is none."""
-    from ..errors import RaceError
-    from .test_tcgen05_mma import Case
-
     case = Case(128, 32, columns=64)
     image, _, b = case.images()
-    data, leading, stride = place(case.raw_a)
+    _, leading, stride = place(case.raw_a)
     descriptor = matrix_descriptor(IMAGE, leading, stride)
     copy = "add.u32 %v0, %d, 32; tcgen05.cp.cta_group::1.128x256b [%v0], %ad;"
     mma = "tcgen05.mma.cta_group::1.kind::f16 [%d], [%v0], %bd, %id, %onto;"
@@ -194,7 +192,11 @@ def test_copy_then_multiply_needs_no_wait() -> None:
 @pytest.mark.parametrize(
     ("line", "error", "says"),
     [
-        ("tcgen05.ld.sync.aligned.32x32b.x1.b32 {%v0}, [%d];", TensorMemoryError, "warp 1.*lanes 32..63.*32 rows: 32"),
+        (
+            "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%v0}, [%d]; tcgen05.wait::ld.sync.aligned;",
+            TensorMemoryError,
+            "warp 1.*lanes 32..63.*32 rows: 32",
+        ),
         (
             "add.u32 %t, %quarter, 524288; tcgen05.ld.sync.aligned.16x64b.x1.b32 {%v0}, [%t];",
             TensorMemoryError,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,7 +152,7 @@ def test_store_clips(case: tuple, schedule: str) -> None:
     np.testing.assert_array_equal(tensor.array, want)
 
 
-REDUCTIONS = {
+REDUCTIONS: dict[tuple[str, str], Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     ("add", "f32"): np.add,
     ("min", "s32"): np.minimum,
     ("max", "u64"): np.maximum,
@@ -294,7 +296,7 @@ def test_end_without_wait_is_noted() -> None:
     body = init(BAR) + FETCH + wait(BAR) + PUT + COMMIT
     report, _ = run(body, threads=1)
     assert any("whose source was not waited for" in text for text in report.lints)
-    with pytest.raises(Finding, match="wait_group.read"):
+    with pytest.raises(Finding, match="wait_group"):
         run(body, threads=1, leftover="error")
 
 
@@ -333,7 +335,8 @@ def test_gather_and_scatter(schedule: str) -> None:
     at = coordinates((16, *rows))
     to = coordinates((8, 0, 4, 16, 2))
     body = init(BAR) + expect(BAR, 256)
-    body += f"cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes [smem], [%m, {at}], [{BAR}];\n"
+    gather = "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes"
+    body += f"{gather} [smem], [%m, {at}], [{BAR}];\n"
     body += wait(BAR) + f"cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group [%o, {to}], [smem];\n"
     text = kernel("m:map o:map", body + COMMIT + WAIT, 2048)
     dev.launch(load(text), block=(1, 1, 1), args=[m, o], options=Options(schedule=schedule))
@@ -395,7 +398,7 @@ def test_pair_signals_the_leader() -> None:
     where = {"grid": (2, 1, 1), "cluster": (2, 1, 1), "block": (1, 1, 1)}
     dev.launch(load(pair_kernel(".cta_group::2")), args=[m, out], **where)  # type: ignore[arg-type]
     assert out.array[0] == 65
-    with pytest.raises(DescriptorError, match="its pair with .cta_group::2"):
+    with pytest.raises(DescriptorError, match="its pair with"):
         dev.launch(load(pair_kernel("")), args=[m, out], **where)  # type: ignore[arg-type]
 
 
@@ -454,7 +457,7 @@ def test_map_copied_to_global_memory() -> None:
     np.testing.assert_array_equal(out.array.reshape(4, 8), a.array[:4, :8])
 
 
-REFUSED = {
+REFUSED: dict[str, dict[str, Any]] = {
     "address": {"address_offset": 8},
     "strides": {"strides": (200,)},
     "box": {"box": (64, 257)},
@@ -472,7 +475,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_encode_refuses(words: str) -> None:
-    arguments = {"element": "bf16", "dims": (64, 8), "box": (32, 4), **REFUSED[words]}
+    arguments: dict[str, Any] = {"element": "bf16", "dims": (64, 8), "box": (32, 4), **REFUSED[words]}
     with pytest.raises(LaunchError, match=words):
         encode(0, Buffer(0x7F00_0000_1000, np.zeros(0)), **arguments)
 

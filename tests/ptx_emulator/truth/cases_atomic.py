@@ -52,7 +52,28 @@ def _atomic_table(bits: int) -> dict[str, Callable[[int, int, int], int]]:
     return table
 
 
-ATOMS_32 = ["add", "add", "umin", "umax", "smin", "smax", "and", "or", "xor", "inc", "dec", "exch", "cas", "cas", "add", "f32", "f16x2", "bf16x2", "exch", "add"]
+ATOMS_32 = [
+    "add",
+    "add",
+    "umin",
+    "umax",
+    "smin",
+    "smax",
+    "and",
+    "or",
+    "xor",
+    "inc",
+    "dec",
+    "exch",
+    "cas",
+    "cas",
+    "add",
+    "f32",
+    "f16x2",
+    "bf16x2",
+    "exch",
+    "add",
+]
 ATOMS_64 = ["add", "umin", "umax", "smin", "smax", "and", "or", "xor", "exch", "cas", "f64"]
 ATOMS_16 = ["f16", "bf16", "cas"]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from math import erf
 
 import numpy as np
 
@@ -58,10 +60,14 @@ SPECIALS_64 = tuple(
     | (pattern & 1)
     for pattern in SPECIALS_32
 )
+# Ties and limits of the narrow formats and of the integer types.
 CONVERT_32 = np.array(
-    [0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 127.5, -128.5, 255.5, 32767.5, -32768.5, 65535.5, 448.0, 464.0, 480.0, -464.5]
-    + [57344.0, 61440.0, 65504.0, 65519.0, 65520.0, 2147483648.0, -2147483648.0, 4294967296.0, 9.3e18, 1.9e19, 2.0**-9]
-    + [2.0**-10, 3 * 2.0**-11, 2.0**-16, 2.0**-17, 2.0**-24, 2.0**-25, 1.0625, 1.1875],
+    (
+        *(0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 127.5, -128.5, 255.5, 32767.5, -32768.5, 65535.5),
+        *(448.0, 464.0, 480.0, -464.5, 57344.0, 61440.0, 65504.0, 65519.0, 65520.0, 1.0625, 1.1875),
+        *(2147483648.0, -2147483648.0, 4294967296.0, 9.3e18, 1.9e19),
+        *(2.0**-9, 2.0**-10, 3 * 2.0**-11, 2.0**-16, 2.0**-17, 2.0**-24, 2.0**-25),
+    ),
     np.float32,
 ).view(np.uint32)
 SPECIALS_16 = (0x0000, 0x8000, 0x3C00, 0xBC00, 0x7C00, 0xFC00, 0x7E00, 0x7D01, 0x0001, 0x83FF, 0x0400, 0x7BFF, 0xFBFF)
@@ -100,8 +106,6 @@ def _pairs(seed: str, rows: int, columns: int, specials: Sequence[int]) -> np.nd
 
 def _encoded(values: np.ndarray, form: Format) -> np.ndarray:
     """float64 values as patterns, rounded to nearest."""
-    from fractions import Fraction
-
     return np.array([encode(rows.signed(Fraction(float(v))), form) for v in values.reshape(-1)], np.uint64).reshape(
         values.shape
     )
@@ -111,7 +115,11 @@ def _exact_cases() -> Iterator[Case]:
     single = _mixed("float/single", 3, 64, SPECIALS_32, _near_32).view(np.float32)
     # Products just below the smallest normal number, which rounding to 24 bits would reach: z is zero.
     bits = single.view(np.uint32)
-    bits[:, 60], bits[:, 61], bits[:, 62] = (0x3F000001, 0x00FFFFFE, 0), (0x3F7FFFFF, 0x00800000, 0), (0x3F000800, 0x00FFF000, 0)
+    bits[:, 60], bits[:, 61], bits[:, 62] = (
+        (0x3F000001, 0x00FFFFFE, 0),
+        (0x3F7FFFFF, 0x00800000, 0),
+        (0x3F000800, 0x00FFF000, 0),
+    )
     yield _row_case("singles", "floating", rows.singles(), single, np.float32)
     compared = single[:2].copy()
     compared[1, ::5] = compared[0, ::5]
@@ -183,15 +191,30 @@ def _approximate_packed(given: Arrays) -> Arrays:
 
 
 def _library(given: Arrays) -> Arrays:
-    from math import erf
-
     x, y = given["in"].astype(np.float64)
     error = np.array([erf(v) for v in x])
     out = [np.exp(x), np.log(y), np.exp(x) / y, np.tanh(x), np.exp2(x) / np.sqrt(y), x / y + error]
     return {"out": np.stack(out).astype(np.float32)}
 
 
-APPROXIMATE = ["ex2.approx", "ex2.approx.ftz", "lg2.approx", "lg2.approx.ftz", "sin.approx", "cos.approx", "rcp.approx", "rcp.approx.ftz", "rsqrt.approx", "rsqrt.approx.ftz", "sqrt.approx", "sqrt.approx.ftz", "tanh.approx", "div.approx", "div.full", "div.approx.ftz"]
+APPROXIMATE = [
+    "ex2.approx",
+    "ex2.approx.ftz",
+    "lg2.approx",
+    "lg2.approx.ftz",
+    "sin.approx",
+    "cos.approx",
+    "rcp.approx",
+    "rcp.approx.ftz",
+    "rsqrt.approx",
+    "rsqrt.approx.ftz",
+    "sqrt.approx",
+    "sqrt.approx.ftz",
+    "tanh.approx",
+    "div.approx",
+    "div.full",
+    "div.approx.ftz",
+]
 
 
 def _approximate_cases() -> Iterator[Case]:

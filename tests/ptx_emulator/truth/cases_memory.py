@@ -108,8 +108,16 @@ def _special_registers(grid: tuple[int, int, int], block: tuple[int, int, int], 
             lane = n % 32
             masks = (1 << lane, (1 << lane) - 1, (2 << lane) - 1, M32 & ~((2 << lane) - 1))
             rows.append(
-                [packed(t[::-1]), packed(block), packed(at[::-1]), packed(grid), lane, *masks, shared]
-                + [((n + 7) % threads) ** 2]
+                [
+                    packed(t[::-1]),
+                    packed(block),
+                    packed(at[::-1]),
+                    packed(grid),
+                    lane,
+                    *masks,
+                    shared,
+                    ((n + 7) % threads) ** 2,
+                ]
             )
     return np.array(rows, np.uint32)
 

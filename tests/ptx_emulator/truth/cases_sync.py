@@ -90,7 +90,9 @@ def _cluster_cases() -> Iterator[Case]:
         (m, u32(4), u32(512), "out"),
         shared=1024,
         expect=lambda given: {
-            "out": np.stack([np.concatenate([load_box(given["tensor"], m, (0, 4 * r), origin=512 * r) for r in range(2)])] * 2)
+            "out": np.stack(
+                [np.concatenate([load_box(given["tensor"], m, (0, 4 * r), origin=512 * r) for r in range(2)])] * 2
+            )
         },
         **shape,
     )
@@ -230,12 +232,12 @@ def _barrier_cases() -> Iterator[Case]:
 # What a single thread sees of its barrier, in the order of the kernel: PTX ISA 9.7.13.15. parities() is
 # test_wait(0) + 2 test_wait(1).
 SINGLE_THREAD = (
-    [2]  # nothing completed: the phase before the first has parity 1
-    + [3, 0, 2, 1, 3, 1]
-    + [3, 0, 0, 1, 2]
-    + [2, 1, 1, 1]
-    + [3, 1, 2, 0, 1, 1, 1]
-    + [2, 1, 1, 2]
+    2,  # nothing completed: the phase before the first has parity 1
+    *(3, 0, 2, 1, 3, 1),
+    *(3, 0, 0, 1, 2),
+    *(2, 1, 1, 1),
+    *(3, 1, 2, 0, 1, 1, 1),
+    *(2, 1, 1, 2),
 )
 
 

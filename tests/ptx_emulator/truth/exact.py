@@ -83,9 +83,9 @@ def decode(pattern: int, form: Format, ftz: bool = False) -> Number:
     exponent = pattern >> form.mantissa & ((1 << form.exponent) - 1)
     fraction = pattern & ((1 << form.mantissa) - 1)
     if form.infinite and exponent == (1 << form.exponent) - 1:
-        return NAN if fraction else Number(negative, None)
+        return Number(negative, nan=True) if fraction else Number(negative, None)
     if not form.infinite and pattern & ((1 << (form.bits - 1)) - 1) == form.nan:
-        return NAN
+        return Number(negative, nan=True)
     if exponent == 0:
         return Number(negative, Fraction(0) if ftz else Fraction(fraction, 1 << (form.bias - 1 + form.mantissa)))
     scale = exponent - form.bias - form.mantissa
@@ -108,7 +108,7 @@ def _whole(value: Fraction, negative: bool, mode: str) -> int:
 def encode(number: Number, form: Format, mode: str = "rn", ftz: bool = False, finite: bool = False) -> int:
     """The pattern of a number rounded once; `finite` clamps to the largest value (.satfinite).
 
-    ftz flushes what is below the normal range before it is rounded.
+    ftz flushes results below the normal range.
     """
     sign = int(number.negative) << (form.bits - 1)
     if number.nan:
@@ -127,7 +127,10 @@ def encode(number: Number, form: Format, mode: str = "rn", ftz: bool = False, fi
     steps = _whole(size / unit, number.negative, mode)
     pattern = steps if power < lowest else steps + ((power - lowest) << form.mantissa)
     if ftz and power < lowest:
-        return sign
+        # Tiny is what stays below the normal range when rounded as if the exponent had no end.
+        digits = _whole(size / Fraction(2) ** (power - form.mantissa), number.negative, mode)
+        if power + (digits >> (form.mantissa + 1)) < lowest:
+            return sign
     if pattern > form.largest:
         away = mode in ("rn", "rna") or mode == ("rm" if number.negative else "rp")
         pattern = form.largest + 1 if away and not finite else form.largest

@@ -83,49 +83,77 @@ def operand(
 
 
 def box_counts(m: Map) -> tuple[int, ...]:
-    """Elements of a box in each dimension, innermost first."""
-    return tuple(-(-b // s) for b, s in zip(m.box, m.traversal, strict=True))
+    """Elements of a box in each dimension, innermost first; the innermost stride is ignored."""
+    return tuple(-(-b // s) for b, s in zip(m.box, (1, *m.traversal[1:]), strict=True))
 
 
 def box_bytes(m: Map) -> int:
-    """Bytes of a box in shared memory."""
+    """Bytes that a load of the box completes on its barrier, whatever part of it lies outside the tensor."""
     return int(np.prod(box_counts(m))) * ELEMENTS[m.element][1]
 
 
-def box_places(m: Map, coordinates: tuple[int, ...], origin: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """For each byte of the box image: the byte of the tensor (-1 outside it), and its address in the image."""
+def image_bytes(m: Map) -> int:
+    """Bytes from the first to the last of a box in shared memory: a row is as long as the swizzle is wide."""
+    return box_bytes(m) // _row_bytes(m) * _row_pitch(m)
+
+
+def _row_bytes(m: Map) -> int:
+    return m.box[0] * ELEMENTS[m.element][1]
+
+
+def _row_pitch(m: Map) -> int:
+    return _row_bytes(m) if m.swizzle == "none" else SPAN[m.swizzle]
+
+
+def box_places(
+    m: Map, coordinates: tuple[int, ...], origin: int = 0, whole_pieces: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each byte of the box: the byte of the tensor (-1 outside it), and its address in the image.
+
+    whole_pieces: a row of the tensor reaches to the end of its last 16 bytes, as stores and reductions take it.
+    """
     size = ELEMENTS[m.element][1]
     counts = box_counts(m)
+    dims = list(m.dims)
+    if whole_pieces:
+        dims[0] = -(-dims[0] * size // 16) * 16 // size
     pitch = (size, *m.strides)
     source = np.full((int(np.prod(counts)), size), -1, np.int64)
     for n, index in enumerate(product(*(range(c) for c in reversed(counts)))):
-        at = [c + i * s for c, i, s in zip(coordinates, reversed(index), m.traversal, strict=False)]
-        if all(0 <= a < d for a, d in zip(at, m.dims, strict=True)):
+        steps = (1, *m.traversal[1:])
+        at = [c + i * s for c, i, s in zip(coordinates, reversed(index), steps, strict=False)]
+        if all(0 <= a < d for a, d in zip(at, dims, strict=True)):
             source[n] = sum(a * p for a, p in zip(at, pitch, strict=True)) + np.arange(size)
-    source = source.reshape(-1)
-    return source, swizzled(np.arange(len(source)) + origin, m.swizzle) - origin
+    byte = np.arange(source.size)
+    address = byte // _row_bytes(m) * _row_pitch(m) + byte % _row_bytes(m)
+    return source.reshape(-1), swizzled(address + origin, m.swizzle) - origin
 
 
 def load_box(
-    tensor: np.ndarray, m: Map, coordinates: tuple[int, ...], fill: bytes = b"", origin: int = 0
+    tensor: np.ndarray,
+    m: Map,
+    coordinates: tuple[int, ...],
+    fill: bytes = b"",
+    origin: int = 0,
+    background: int = 0,
 ) -> np.ndarray:
     """The image a load leaves in shared memory.
 
     fill: the bytes of an element outside the tensor (zeros). origin: the address of the image, whose low bits take part
-    in the swizzle.
+    in the swizzle. background: what shared memory held before, seen between rows that are narrower than the swizzle.
     """
     source, address = box_places(m, coordinates, origin)
     data = tensor.reshape(-1).view(np.uint8)
     outside = np.frombuffer(fill or bytes(1), np.uint8)
     values = np.where(source < 0, outside[np.arange(len(source)) % len(outside)], data[np.maximum(source, 0)])
-    image = np.zeros(len(source), np.uint8)
+    image = np.full(image_bytes(m), background, np.uint8)
     image[address] = values
     return image
 
 
 def store_box(tensor: np.ndarray, m: Map, coordinates: tuple[int, ...], image: np.ndarray) -> np.ndarray:
-    """The tensor after an image was stored; what lies outside is dropped."""
-    source, address = box_places(m, coordinates)
+    """The tensor after an image was stored; what lies outside is dropped, but for the last 16 bytes of its rows."""
+    source, address = box_places(m, coordinates, whole_pieces=True)
     out = tensor.copy()
     inside = source >= 0
     out.reshape(-1).view(np.uint8)[source[inside]] = image[address[inside]]
