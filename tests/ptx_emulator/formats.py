@@ -167,10 +167,15 @@ def f32_to_f16(x: np.ndarray, rounding: str = "rn", saturate: bool = False) -> n
 
 # tf32 ----------------------------------------------------------------------------------------------------------------
 def f32_to_tf32(x: np.ndarray, rounding: str = "rna", saturate: bool = False) -> np.ndarray:
-    """float32 -> float32 whose lower 13 bits are zero (NaN: 0x7fffffff). Rounding "rna", "rn" or "rz"."""
+    """float32 -> float32 whose lower 13 bits are zero. Rounding "rna", "rn" or "rz".
+
+    NaN, as an H200 gives it: "rna" keeps the upper 10 bits of the payload, the others return 0x7fffe000.
+    """
     x = np.asarray(x, np.float32)
-    value = (encode(x, "tf32", rounding, saturate) << np.uint32(13)).view(np.float32)
-    return np.where(np.isnan(x), NAN32, value)
+    bits = encode(x, "tf32", rounding, saturate) << np.uint32(13)
+    if rounding == "rna" and not saturate:
+        bits = np.where(np.isnan(x), x.view(np.uint32) & np.uint32(0xFFFFE000), bits)
+    return bits.view(np.float32)
 
 
 # 8 bits and fewer: codes are uint8, unused upper bits zero -----------------------------------------------------------

@@ -176,8 +176,10 @@ class Device:
         Raises `LaunchError` before anything ran, or a `Finding` of the run.
         """
         launch = Launch(self, module, kernel, grid, block, cluster, shared, args, options or Options())
-        run_grid(launch)
-        return launch.close()
+        # Overflow, invalid operations and division by zero are ordinary in float instructions.
+        with np.errstate(all="ignore"):
+            run_grid(launch)
+            return launch.close()
 
 
 def _triple(name: str, value: Sequence[int] | int) -> tuple[int, int, int]:

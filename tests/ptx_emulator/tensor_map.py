@@ -34,8 +34,8 @@ FLOATS = ("f16", "f32", "f32_ftz", "f64", "bf16", "tf32", "tf32_ftz")
 SWIZZLES = {"none": (0, 0), "32B": (1, 0), "64B": (2, 0), "128B": (3, 0), "128B_ATOM32B": (3, 1)}
 SPANS = {"none": 0, "32B": 32, "64B": 64, "128B": 128, "128B_ATOM32B": 128}
 FILLS = ("zero", "nan")
-# What out-of-bounds elements of a float are with fill "nan", by size: all ones but the sign.
-NAN_BITS = {2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FFFFFFFFFFFFFFF}
+# What out-of-bounds elements of a float are with fill "nan", by size. As an H200 fills f16, bf16 and f32.
+NAN_BITS = {2: 0x7FF7, 4: 0x7FF77FF7, 8: 0x7FF77FF77FF77FF7}
 
 _MAGIC = int.from_bytes(b"TensrMap", "little")
 # magic, address, dims[5], box[5], element strides[5] as bytes, rank - 1, elemtype, interleave, strides[4], swizzle,
@@ -97,8 +97,13 @@ class TensorMap:
         return self.box[0] * self.size
 
     @cached_property
+    def pitch(self) -> int:
+        """Bytes from row to row in shared memory: a row narrower than its swizzle leaves the rest of the span free."""
+        return max(self.row_bytes, SPANS[self.swizzle])
+
+    @cached_property
     def box_bytes(self) -> int:
-        """What a load adds to its mbarrier, clipped or not."""
+        """What a load signals, clipped or not: the elements of the box, without the gaps of narrow rows."""
         return int(np.prod(self.counts, dtype=np.int64)) * self.size
 
     @cached_property

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,8 +34,12 @@ def cases(target: str | None = None, small_only: bool = False) -> list[Case]:
 def run(case: Case, options: Options | None = None, seed: int = 0) -> Report:
     """Compiles, launches and compares.
 
-    Raises AssertionError with the numbers when a result is off, and whatever finding the emulator has.
+    Raises AssertionError with the numbers when a result is off, and whatever finding the emulator has that the case
+    does not name as known.
     """
+    options = options or Options()
+    known = dict.fromkeys(case.known, "lint")
+    options = dataclasses.replace(options, severity={**known, **options.severity})
     program = case.make()
     device = Device()
     arguments, expected = program.build(device, np.random.default_rng(seed))
@@ -46,7 +51,7 @@ def run(case: Case, options: Options | None = None, seed: int = 0) -> Report:
         cluster=program.cluster,
         shared=program.shared,
         args=arguments,
-        options=options or Options(),
+        options=options,
     )
     for result in expected:
         result.check()

@@ -108,12 +108,17 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A named member of the corpus. `small`: part of the set that CI runs."""
+    """A named member of the corpus.
+
+    `small`: part of the set that CI runs. `known`: kinds of findings (errors.KINDS) that the compiler's code does
+    have; they are noted as lints instead of raised.
+    """
 
     name: str
     target: str
     small: bool
     make: Callable[[], Program]
+    known: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

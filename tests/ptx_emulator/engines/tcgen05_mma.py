@@ -9,6 +9,7 @@ of the hardware's sum is not known. Sparse A, block scaling, .ashift and a zero 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -56,6 +57,9 @@ _COLLECTORS = {
 }
 
 
+OperandKey = tuple[int, int, int, int, bool]  # arguments of shared_operand
+
+
 # Where operands are ---------------------------------------------------------------------------------------------------
 class SharedOperand(NamedTuple):
     """One operand of one instruction in shared memory."""
@@ -89,7 +93,7 @@ def shared_operand(bits: int, rows: int, k: int, element_bytes: int, mn_major: b
 
 
 @lru_cache(maxsize=4096)
-def _shared_granules(operand_key: tuple[int, int, int, int, bool], shift: int) -> np.ndarray | slice:
+def _shared_granules(operand_key: OperandKey, shift: int) -> np.ndarray | slice:
     """Footprint; a slice where it has no holes."""
     units = np.unique(shared_operand(*operand_key).units)
     pieces = UNIT >> shift
@@ -187,9 +191,19 @@ def _decode(i: Instruction) -> Form:
     if rest:
         raise Unsupported(f"{len(rest)} operand(s) too many")
     return Form(
-        i, kinds[0], group, ws, scalar(d), scalar(a), isinstance(a, Mem), scalar(b), scalar(descriptor), accumulate,
-        scale, disabled,
-    )  # fmt: skip
+        instruction=i,
+        kind=kinds[0],
+        group=group,
+        ws=ws,
+        d=scalar(d),
+        a=scalar(a),
+        a_in_tensor=isinstance(a, Mem),
+        b=scalar(b),
+        descriptor=scalar(descriptor),
+        accumulate=accumulate,
+        scale=scale,
+        disabled=disabled,
+    )
 
 
 @special("tcgen05.mma")
@@ -270,36 +284,22 @@ def _disabled_lanes(words: list[int]) -> np.ndarray | None:
     return np.unpackbits(packed, bitorder="little").astype(bool)
 
 
+@dataclass
 class Product:
     """One tcgen05.mma with its operands known."""
 
-    def __init__(
-        self,
-        warp: Warp,
-        lane: int,
-        form: Form,
-        shape: InstructionDescriptor,
-        ctas: list[Cta],
-        d: TensorCells,
-        d_column: int,
-        a: TensorCells | None,
-        a_column: int,
-        operands: list[tuple[tuple[int, int, int, int, bool], SharedOperand]],
-        accumulate: bool,
-        disabled: np.ndarray | None,
-    ) -> None:
-        self.warp = warp
-        self.lane = lane
-        self.form = form
-        self.shape = shape
-        self.ctas = ctas
-        self.d = d
-        self.d_column = d_column
-        self.a = a
-        self.a_column = a_column
-        self.operands = operands  # B, and A where it is in shared memory
-        self.accumulate = accumulate
-        self.disabled = disabled
+    warp: Warp
+    lane: int
+    form: Form
+    shape: InstructionDescriptor
+    ctas: list[Cta]
+    d: TensorCells
+    d_column: int
+    a: TensorCells | None  # None: in shared memory, the second of `operands`
+    a_column: int
+    operands: list[tuple[OperandKey, SharedOperand]]  # B first
+    accumulate: bool
+    disabled: np.ndarray | None  # bool [blocks * 128]: lanes that stay as they are
 
     # Issue ------------------------------------------------------------------------------------------------------------
     def issue(self) -> None:

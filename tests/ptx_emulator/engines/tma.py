@@ -1,9 +1,12 @@
 """Tensor copies: tiles of 1 to 5 dimensions between global and shared memory. PTX ISA 9.7.9.25.5, 5.5.
 
-A box lies in shared memory row after row, innermost dimension first, without padding; its 16-byte chunks are then
-permuted by the swizzle, which depends on absolute addresses. What lies outside of the tensor is filled by a load and
-left out by a store; a load signals the bytes of the whole box all the same. What lies inside is a box too, so that data
-moves as one strided copy.
+A box lies in shared memory row after row, innermost dimension first, rows as far apart as the swizzle is wide at least;
+its 16-byte chunks are then permuted by the swizzle, which depends on absolute addresses. What lies outside of the tensor
+is filled by a load and left out by a store; a load signals the bytes of the whole box all the same. What lies inside is
+a box too, so that data moves as one strided copy.
+
+As an H200 does it, and not as one would think: a store or reduction takes the rows of the tensor in whole chunks of 16
+bytes, so that it writes up to 15 bytes beyond the end of a row; the innermost coordinate must be a multiple of 16 bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from ..layouts import swizzle
 from ..lower.registry import Unsupported, special
 from ..memory import GLOBAL_BASE, SHARED_WINDOW, GlobalMemory
 from ..operands import Scalar, first_lane, immediate, scalar, signed
-from ..tensor_map import BYTES, NAN_BITS, SPANS, TensorMap, lookup, replaced
+from ..tensor_map import BYTES, NAN_BITS, TensorMap, lookup, replaced
 from .bulk import (
     COMPLETION,
     GLOBAL_TYPES,
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from ..warp import Warp
 
 SHARED_ALIGNMENT = 128
+CHUNK = 16
 _DIMENSIONS = tuple(f"{n}d" for n in range(1, 6))
 _ROWS = 4  # of gather4 and scatter4
 # What an element of a tensor map is to a reduction; elements without an entry cannot be reduced.
@@ -70,8 +74,11 @@ class Cut(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def cut(m: TensorMap, coordinates: tuple[int, ...], rows: int = 0) -> Cut | None:
-    """None where nothing of the box is inside. `rows` of dimension 1, where not as many as the box has."""
+def cut(m: TensorMap, coordinates: tuple[int, ...], rows: int = 0, pieces: bool = False) -> Cut | None:
+    """None where nothing of the box is inside. `rows` of dimension 1, where not as many as the box has.
+
+    `pieces`: rows of the tensor are lengthened to whole chunks.
+    """
     inside, shape, strides = [], [], []
     start = m.address - GLOBAL_BASE
     for k in range(m.rank):
@@ -79,7 +86,8 @@ def cut(m: TensorMap, coordinates: tuple[int, ...], rows: int = 0) -> Cut | None
         step = m.element_strides[k] if k else 1
         c, stride = coordinates[k], m.strides[k - 1] if k else m.size
         low = max(0, -(c // step))
-        high = min(count, -((c - m.dims[k]) // step))
+        end = -(-m.dims[0] * m.size // CHUNK) * CHUNK // m.size if pieces and k == 0 else m.dims[k]
+        high = min(count, -((c - end) // step))
         if low >= high:
             return None
         start += (c + low * step) * stride
@@ -91,9 +99,10 @@ def cut(m: TensorMap, coordinates: tuple[int, ...], rows: int = 0) -> Cut | None
 
 
 @lru_cache(maxsize=1024)
-def _chunks(count: int, start: int, mode: str) -> np.ndarray:
-    """Where chunk k (16 bytes) of a box goes, as a number of chunks from its start; `start` in chunks, modulo 64."""
-    found = swizzle((start + np.arange(count)) << 4, mode) // 16 - start
+def _chunks(rows: int, row_bytes: int, pitch: int, start: int, mode: str) -> np.ndarray:
+    """Where the chunks of a box go, as numbers of chunks from its start; `start` in chunks, modulo 64."""
+    plain = np.arange(rows)[:, None] * (pitch // CHUNK) + np.arange(row_bytes // CHUNK)
+    found = swizzle((start + plain.ravel()) * CHUNK, mode) // CHUNK - start
     found.setflags(write=False)
     return found
 
@@ -141,25 +150,36 @@ def _allocated(memory: GlobalMemory, c: Cut) -> bool:
 class Tile:
     """What one execution by one thread moves: cuts of global memory and their places in the box."""
 
-    def __init__(self, warp: Warp, m: TensorMap, coordinates: tuple[int, ...], scattered: bool, i: Instruction) -> None:
+    def __init__(self, warp: Warp, m: TensorMap, at: tuple[int, ...], scattered: bool, i: Instruction) -> None:
         self.map = m
-        memory = warp.cta.launch.device.memory
-        self.memory = memory
-        if scattered:
-            self.shape: tuple[int, ...] = (_ROWS, m.row_bytes)
-            found = [(cut(m, (coordinates[0], row), 1), n) for n, row in enumerate(coordinates[1:])]
-            self.cuts = [(slice(n, n + 1), c) for c, n in found if c is not None]
-        else:
-            self.shape = (*m.counts[:0:-1], m.row_bytes)
-            whole = cut(m, coordinates)
-            self.cuts = [] if whole is None else [(slice(None), whole)]
-        self.bytes = int(np.prod(self.shape, dtype=np.int64))
-        self.legal = all(_allocated(memory, c) for _, c in self.cuts)
-        if not self.legal:
+        self.memory = warp.cta.launch.device.memory
+        self.shape: tuple[int, ...] = (_ROWS, m.row_bytes) if scattered else (*m.counts[:0:-1], m.row_bytes)
+        self.rows = int(np.prod(self.shape[:-1], dtype=np.int64))
+        self.bytes = self.rows * m.row_bytes
+        self._at, self._scattered = at, scattered
+        self.inside = self._cuts(False)
+        # Stores end at whole chunks; what is checked and filled ends at the tensor.
+        self.cuts = self._cuts(True) if i.mods[0] == "reduce" or i.has("bulk_group") else self.inside
+        self.legal = True
+        if at[0] * m.size % CHUNK:
+            self.legal = False
             warp.cta.report(
-                BoundsError,
-                f"{m} describes memory outside of every allocation, box at {coordinates}\n  {i.where()}",
+                AlignmentError,
+                f"coordinates {at}: the first is {at[0] * m.size} bytes, a multiple of {CHUNK} is needed\n  {i.where()}",
             )
+        elif not all(_allocated(self.memory, c) for _, c in self.inside):
+            self.legal = False
+            warp.cta.report(
+                BoundsError, f"{m} describes memory outside of every allocation, box at {at}\n  {i.where()}"
+            )
+
+    def _cuts(self, pieces: bool) -> list[tuple[slice, Cut]]:
+        m, at = self.map, self._at
+        if not self._scattered:
+            whole = cut(m, at, 0, pieces)
+            return [] if whole is None else [(slice(None), whole)]
+        found = [(cut(m, (at[0], row), 1, pieces), n) for n, row in enumerate(at[1:])]
+        return [(slice(n, n + 1), c) for c, n in found if c is not None]
 
     def accesses(self, write: bool, atomic: bool = False) -> list[Access]:
         shadow = self.memory.shadow
@@ -170,7 +190,7 @@ class Tile:
         """uint8 [chunks, 16] of the box, filled where it is outside of the tensor."""
         if len(self.cuts) == 1 and self.cuts[0][1].shape == self.shape:
             data = _region(self.memory, self.cuts[0][1], self.memory.u8)
-            return np.ascontiguousarray(data).reshape(-1, 16)
+            return np.ascontiguousarray(data).reshape(-1, CHUNK)
         m = self.map
         if m.fill == "nan":
             box = np.full(self.bytes // m.size, NAN_BITS[m.size], f"u{m.size}").view(np.uint8).reshape(self.shape)
@@ -178,7 +198,7 @@ class Tile:
             box = np.zeros(self.shape, np.uint8)
         for rows, c in self.cuts:
             box[rows][c.inside] = _region(self.memory, c, self.memory.u8)
-        return box.reshape(-1, 16)
+        return box.reshape(-1, CHUNK)
 
     def write(self, data: np.ndarray, reduce: Reducer | None) -> None:
         """`data` uint8 [chunks, 16]: the box, of which the cuts are stored or reduced."""
@@ -195,29 +215,26 @@ class Tile:
 class Place:
     """A box in shared memory: which of its 16-byte chunks lies where."""
 
-    def __init__(self, m: TensorMap, offset: int, size: int) -> None:
-        self.offset, self.size = offset, size
-        first = offset >> 4
+    def __init__(self, m: TensorMap, offset: int, rows: int) -> None:
+        self.offset = offset
+        self.size = rows * m.pitch
+        first = offset // CHUNK
+        self.narrow = m.pitch != m.row_bytes
         self.chunks: slice | np.ndarray
-        # A box of whole spans is permuted within itself; another may reach beyond its end.
-        self.whole = m.swizzle == "none" or size % SPANS[m.swizzle] == 0
-        self.end = offset + size
         if m.swizzle == "none":
-            self.chunks = slice(first, first + size // 16)
+            self.chunks = slice(first, first + self.size // CHUNK)
         else:
-            order = _chunks(size // 16, first % 64, m.swizzle)
-            self.chunks = first + order
-            if not self.whole:
-                self.end = offset + 16 * (int(order.max()) + 1)
+            self.chunks = first + _chunks(rows, m.row_bytes, m.pitch, first % 64, m.swizzle)
 
     def access(self, cta: Cta, write: bool) -> Access:
-        if self.whole or isinstance(self.chunks, slice):
-            return cta.shared_access(self.offset, self.size, write)
-        return cta.shared_access_at(16 * self.chunks, 16, write)
+        if self.narrow and not isinstance(self.chunks, slice):
+            return cta.shared_access_at(CHUNK * self.chunks, CHUNK, write)
+        # A box of whole spans is permuted within itself.
+        return cta.shared_access(self.offset, self.size, write)
 
 
 def _chunked(cta: Cta) -> np.ndarray:
-    return cta.shared.u8.reshape(-1, 16)
+    return cta.shared.u8.reshape(-1, CHUNK)
 
 
 class Form:
@@ -276,8 +293,8 @@ def _place(warp: Warp, tile: Tile, cta: Cta, offset: int, i: Instruction) -> Pla
             AlignmentError, f"shared address {offset:#x}: a multiple of {SHARED_ALIGNMENT} is needed\n  {i.where()}"
         )
         return None
-    place = Place(tile.map, offset, tile.bytes)
-    cta.check_shared(offset, place.end - offset, i)
+    place = Place(tile.map, offset, tile.rows)
+    cta.check_shared(offset, place.size, i)
     return place
 
 
@@ -376,8 +393,8 @@ def _store(form: Form, operation: str) -> Callable:
             if function is None:
                 return
             if tile.memory.shadow is not None:
-                for a in tile.accesses(True, True):
-                    check_initialised(warp.cta, a, i)
+                for _, c in tile.inside:
+                    check_initialised(warp.cta, footprint(tile.memory.shadow, c, True), i)
         warp.cta.launch.count_bytes(path, tile.bytes)
         record_store(
             warp,

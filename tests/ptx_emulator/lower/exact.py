@@ -132,7 +132,9 @@ def fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     safe &= (np.abs(a) < 1e290) & (np.abs(b) < 1e290)
     plain = product + c
     result = np.where(safe, np.where(low == 0, plain, result), plain)
-    for lane in np.flatnonzero(~safe & np.isfinite(a) & np.isfinite(b) & np.isfinite(c)):
+    finite = np.isfinite(a) & np.isfinite(b)
+    result = np.where(finite & np.isinf(c), c, result)
+    for lane in np.flatnonzero(~safe & finite & np.isfinite(c)):
         x, y, z = float(a[lane]), float(b[lane]), float(c[lane])
         exact = Fraction(x) * Fraction(y) + Fraction(z)
         result[lane] = _rounded(exact, "rn") if exact else plain[lane]
@@ -192,7 +194,9 @@ def product64_in(a: np.ndarray, b: np.ndarray, mode: str) -> np.ndarray:
 
 def fma64_in(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: str) -> np.ndarray:
     product = a * b
-    return _zero_of_sum(_directed64(lambda x, y, z: x * y + z, product + c, mode, a, b, c), product, c, mode)
+    # A finite product that leaves the range is no infinity here.
+    nearest = np.where(np.isfinite(a) & np.isfinite(b) & np.isinf(c), c, product + c)
+    return _zero_of_sum(_directed64(lambda x, y, z: x * y + z, nearest, mode, a, b, c), product, c, mode)
 
 
 def quotient64_in(a: np.ndarray, b: np.ndarray, mode: str) -> np.ndarray:

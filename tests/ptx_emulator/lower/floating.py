@@ -54,6 +54,8 @@ def arithmetic32(op: str, mode: str, ftz: bool, sat: bool, a: np.ndarray, b: np.
         r = exact.product32_in(a, b, mode)
     else:
         r = exact.sum32_in(a, b if op == "add" else -b, mode)
+    if ftz and op == "mul":
+        r = floats.flush_tiny(r, np.multiply(a, b, dtype=np.float64), mode)
     return floats.finish32(r, ftz, sat)
 
 
@@ -74,6 +76,8 @@ def fma32(mode: str, ftz: bool, sat: bool, a: np.ndarray, b: np.ndarray, c: np.n
     if ftz:
         a, b, c = floats.flush32(a), floats.flush32(b), floats.flush32(c)
     r = exact.fma32(a, b, c) if mode == "rn" else exact.fma32_in(a, b, c, mode)
+    if ftz:
+        r = floats.flush_tiny(r, np.add(np.multiply(a, b, dtype=np.float64), c), mode)
     return floats.finish32(r, ftz, sat)
 
 
@@ -208,6 +212,8 @@ def quotient32(how: str, ftz: bool, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         )
     else:
         r = exact.quotient32_in(a, b, "rn" if how == "full" else how)
+        if ftz:
+            r = floats.flush_tiny(r, np.divide(a, b, dtype=np.float64), "rn" if how == "full" else how)
     return floats.finish32(r, ftz, False)
 
 
@@ -302,6 +308,8 @@ def _sign(code: Code, i: Instruction) -> None:
     ufunc = "absolute" if i.op == "abs" else "negative"
     text = sources(code, i.args[1:], i.type)[0]
     emit(code, ufunc, i.args[0], i.type, call(code, floats.flush32, text) if i.has("ftz") else text)
+    if i.type == "f32":
+        check_nan(code, i.args[0])
 
 
 @rule("copysign", "f32 f64")

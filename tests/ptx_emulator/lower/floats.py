@@ -10,6 +10,7 @@ import numpy as np
 from ..formats import NAN32, bf16_to_f32, f32_to_bf16, f32_to_f16
 from .code import Code
 from .dispatch import call, has_nan, source
+from .exact import to_f32
 from .registry import Unsupported
 
 HALVES = ("f16", "bf16")
@@ -24,6 +25,14 @@ _PLUS_ZERO = b"\0\0\0\0"
 def flush32(x: np.ndarray) -> np.ndarray:
     """Subnormals as zeros of their sign (.ftz)."""
     return np.multiply(x, np.greater_equal(np.abs(x), TINY32))
+
+
+def flush_tiny(r: np.ndarray, x: np.ndarray, mode: str) -> np.ndarray:
+    """Results that round up to the smallest normal number, flushed where 24 bits without a limit of the exponent would
+    not have got there: so an H200 does. `x` is the float64 value.
+    """
+    tiny = np.abs(to_f32(x * 2.0**64, mode)) < np.float32(2.0**-62)
+    return np.where(tiny & (x != 0), np.copysign(np.float32(0), r), r)
 
 
 def canonical32(x: np.ndarray) -> np.ndarray:

@@ -293,7 +293,7 @@ def _slct(code: Code, i: Instruction) -> None:
 
 
 # No effect on results ------------------------------------------------------------------------------------------------
-@generated("griddepcontrol", "applypriority", "discard", "pmevent")
+@generated("griddepcontrol", "applypriority", "discard", "pmevent", "prefetch", "prefetchu")
 def _nothing(code: Code, i: Instruction) -> None:
     pass
 

@@ -12,12 +12,11 @@ from ..ir import Imm, Instruction
 from . import exact, floats
 from .arithmetic import bit_field
 from .code import Code
-from .dispatch import allow, call, chosen, emit, operands, rule, source, sources
+from .dispatch import allow, call, chosen, operands, rule, source
 from .registry import Unsupported, generated
 
 HALVES = "f16 bf16"
 PAIRS = "f16x2 bf16x2"
-_SIGNS = {"f16": 0x8000, "bf16": 0x8000, "f16x2": 0x80008000, "bf16x2": 0x80008000}
 
 
 # Arithmetic ----------------------------------------------------------------------------------------------------------
@@ -88,15 +87,11 @@ def _sign16(code: Code, i: Instruction) -> None:
     operands(i, 2)
     allow(i, "ftz" if i.type.startswith("f16") else "")
     kind = "u32" if i.type in PAIRS.split() else "u16"
+    value = floats.load(code, i.args[1], i.type)
     if i.has("ftz"):
-        value = f"{floats.load(code, i.args[1], i.type)}"
-        text = call(code, floats.finish16, call(code, floats.flush16, value), repr(i.type))
-    else:
-        text = sources(code, i.args[1:], kind)[0]
-    sign = _SIGNS[i.type]
-    dtype = np.uint32 if kind == "u32" else np.uint16
-    mask = code.const(np.asarray(dtype(sign if i.op == "neg" else ~sign & np.iinfo(dtype).max)))
-    emit(code, "bitwise_xor" if i.op == "neg" else "bitwise_and", i.args[0], kind, text, mask)
+        value = call(code, floats.flush16, value)
+    value = f"{code.helper(np.negative if i.op == 'neg' else np.absolute)}({value})"
+    code.dst(i.args[0], kind, call(code, floats.finish16, value, repr(i.type)))
 
 
 @rule("ex2 tanh", f"{HALVES} {PAIRS}")

@@ -109,7 +109,9 @@ def test_tf32() -> None:
     assert (formats.f32_to_tf32(x)[number].view(np.uint32) == away).all()
     assert (formats.f32_to_tf32(x, "rn")[number].view(np.uint32) == even).all()
     assert (formats.f32_to_tf32(x, "rz")[number].view(np.uint32) == (bits & 0xFFFFE000)[number]).all()
-    assert (formats.f32_to_tf32(np.array([np.nan], np.float32)).view(np.uint32) == 0x7FFFFFFF).all()
+    nan = np.array([0x7FC00000, 0x7F812345], np.uint32).view(np.float32)
+    assert formats.f32_to_tf32(nan).view(np.uint32).tolist() == [0x7FC00000, 0x7F812000]
+    assert formats.f32_to_tf32(nan, "rn").view(np.uint32).tolist() == [0x7FFFE000] * 2
 
 
 def test_scales() -> None:

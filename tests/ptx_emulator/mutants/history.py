@@ -1,0 +1,143 @@
+"""A second opinion on races: every access is compared with all earlier ones of its place, nothing is forgotten.
+
+The checker keeps of each place the last write and the reads since, groups lanes, and remembers what it has found to be
+known. Here every pair of conflicting accesses is looked at, lane by lane. Slow; used to prove mutants redundant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ..hb import GENERIC, Access, Actor, Order, Shadow, Token
+
+if TYPE_CHECKING:
+    from ..ir import Instruction
+
+ASYNC_LANE = -1
+
+
+class Entry(NamedTuple):
+    """One access to a place."""
+
+    event: int
+    lane: int  # ASYNC_LANE for an engine
+    write: bool
+    atomic: bool
+    line: int
+
+
+class Pair(NamedTuple):
+    """Two accesses that nothing orders: PTX lines, and what is missing between them."""
+
+    before: int
+    now: int
+    missing: str  # "order" or "proxy fence"
+
+
+class History(Order):
+    """Keeps all accesses of a launch; `unordered` has the pairs that no happens-before edge orders."""
+
+    def begin(self, lines: list[int]) -> None:
+        self.lines = lines  # PTX line of each instruction
+        self.tables: dict[int, np.ndarray] = {}
+        self.shadows: list[Shadow] = []  # kept alive: tables are found by identity
+        self.entries: list[tuple[Entry, ...]] = [()]
+        self.numbers: dict[tuple[Entry, ...], int] = {(): 0}
+        self.unordered: set[Pair] = set()
+
+    def _table(self, shadow: Shadow) -> np.ndarray:
+        table = self.tables.get(id(shadow))
+        if table is None:
+            table = self.tables[id(shadow)] = np.zeros(len(shadow.writer), np.int64)
+            self.shadows.append(shadow)
+        return table
+
+    def _append(self, number: int, entry: Entry) -> int:
+        entries = self.entries[number]
+        if entry in entries:
+            return number
+        longer = (*entries, entry)
+        found = self.numbers.get(longer)
+        if found is None:
+            found = self.numbers[longer] = len(self.entries)
+            self.entries.append(longer)
+        return found
+
+    # Generic accesses -------------------------------------------------------------------------------------------------
+    def generic(
+        self,
+        actor: Actor,
+        lanes: int,
+        shadow: Shadow,
+        index: np.ndarray,
+        lane_of: np.ndarray,
+        write: bool,
+        instruction: Instruction,
+        atomic: bool = False,
+    ) -> None:
+        super().generic(actor, lanes, shadow, index, lane_of, write, instruction, atomic)
+        event = actor.event(lanes, atomic)
+        table = self._table(shadow)
+        places = np.asarray(index)
+        owner = np.broadcast_to(lane_of, places.shape)
+        for lane in set(owner.ravel().tolist()):
+            mine = places[owner == lane]
+            numbers = table[mine]
+            for number in set(numbers.tolist()):
+                entry = Entry(event, lane, write, atomic, self.lines[instruction.index])
+                self._compare(number, entry, lambda e, lane=lane: self._lane_has_seen(actor, lane, e))
+                table[mine[numbers == number]] = self._append(number, entry)
+
+    def _lane_has_seen(self, actor: Actor, lane: int, entry: Entry) -> bool:
+        e = entry.event
+        if actor.known >> e & 1:
+            return True
+        if e in actor.unsynced and entry.lane == lane:
+            return True
+        token = actor.extra.get(lane)
+        return token is not None and bool(token.known >> e & 1)
+
+    def _compare(self, number: int, entry: Entry, seen) -> None:
+        for old in self.entries[number]:
+            conflict = (old.write or entry.write) and not (old.atomic and entry.atomic)
+            if conflict and not seen(old):
+                self.unordered.add(Pair(old.line, entry.line, "order"))
+
+    # Asynchronous operations ------------------------------------------------------------------------------------------
+    def asynchronous(
+        self,
+        actor: Actor,
+        lanes: int,
+        accesses: Iterable[Access],
+        instruction: Instruction,
+        kind: int = 2,
+        ordered: int = 0,
+        title: str = "",
+    ) -> Token:
+        accesses = list(accesses)
+        base = actor.release(lanes)
+        known = base.known | ordered
+        token = super().asynchronous(actor, lanes, accesses, instruction, kind, ordered, title)
+        event = len(self.kinds) - 1
+        line = self.lines[instruction.index]
+        for access in accesses:
+            table = self._table(access.shadow)
+            numbers = table[access.index]
+            entry = Entry(event, ASYNC_LANE, access.write, access.atomic, line)
+            changed = numbers.copy()
+            for number in np.unique(numbers).tolist():
+                self._compare(number, entry, lambda e: e.event == event or bool(known >> e.event & 1))
+                if not access.write and access.proxy:
+                    self._compare_proxy(number, base.proxied, line)
+                changed[numbers == number] = self._append(number, entry)
+            table[access.index] = changed
+        return token
+
+    def _compare_proxy(self, number: int, proxied: int, line: int) -> None:
+        """An asynchronous read of what the generic proxy wrote last needs a proxy fence."""
+        last = next((e for e in reversed(self.entries[number]) if e.write), None)
+        if last is not None and self.kinds[last.event] == GENERIC and not proxied >> last.event & 1:
+            self.unordered.add(Pair(last.line, line, "proxy fence"))
