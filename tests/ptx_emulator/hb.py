@@ -125,8 +125,12 @@ class Actor:
             for lane in bits(lanes):
                 self.extra[lane] = self.extra.get(lane, EMPTY) | Token(0, 0, token.known)
 
-    def fence_after(self, lanes: int) -> None:
-        self.after |= self.release(lanes).before
+    def fence_after(self, lanes: int, taken: Token = EMPTY) -> None:
+        """tcgen05.fence::after_thread_sync; `taken`: what relaxed waits saw, of which it orders the tcgen05 part."""
+        tensor = Token(taken.known & self.order.tensor_events, 0, taken.before)
+        if tensor.known:
+            self.acquire(lanes, tensor)
+        self.after |= self.release(lanes).before | tensor.before
 
 
 def bits(mask: int) -> Iterable[int]:
@@ -143,6 +147,7 @@ class Order:
         self.report = report
         self.instructions = instructions
         self.kinds = bytearray((0, 0, 0))
+        self.tensor_events = 0
         self.owners: list[str] = ["nobody", "the host", "an mbarrier"]
         self.sets: list[tuple[int, ...]] = [()]
         self._numbers: dict[tuple[int, ...], int] = {(): 0}
@@ -158,6 +163,8 @@ class Order:
         return self.kinds[event] in (GENERIC, COPY)
 
     def new(self, kind: int, owner: str) -> int:
+        if kind == TENSOR:
+            self.tensor_events |= 1 << len(self.kinds)
         self.kinds.append(kind)
         self.owners.append(owner)
         return len(self.kinds) - 1

@@ -107,7 +107,7 @@ def _issue(
         if counts is not None:
             read = read[np.arange(0, size, memory.shadow.granule) < counts[:, None]]
         if read.size:
-            found.append(Access(memory.shadow, np.unique(read >> memory.shadow.shift), False, proxy=False))
+            found.append(Access(memory.shadow, (read >> memory.shadow.shift).ravel(), False, proxy=False))
         return found
 
     token = EMPTY

@@ -333,7 +333,10 @@ def _waiter(i: Instruction, blocks: bool) -> Callable:
                 else:
                     row[lane_mask(bits)] = answers[key]
             barrier = objects[key]
-            if answers[key] and acquires and barrier is not None and warp.actor is not None:
+            if answers[key] and not acquires and barrier is not None:
+                # A relaxed wait orders through a fence after it (fence.acq_rel, tcgen05.fence::after_thread_sync).
+                warp.state["taken"] = warp.state.get("taken", EMPTY) | barrier.completed
+            elif answers[key] and barrier is not None and warp.actor is not None:
                 new = barrier.completed.known & ~warp.actor.known
                 if new:
                     warp.cta.launch.report.useful.add(i.index)

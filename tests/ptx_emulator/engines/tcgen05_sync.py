@@ -12,7 +12,7 @@ from ..errors import AlignmentError, BarrierError, TensorMemoryError
 from ..ir import Instruction, Kernel
 from ..lower.registry import WAIT, special
 from ..operands import first_lane, lanes, scalar
-from ..shadow import CellShadow, Token
+from ..shadow import EMPTY, CellShadow, Token
 from .mbarrier import find
 from .tcgen05_common import (
     GRANULE_LANES,
@@ -283,7 +283,7 @@ def fence_before(kernel: Kernel, i: Instruction) -> Callable:
 def fence_after(kernel: Kernel, i: Instruction) -> Callable:
     def run(warp: Warp, mask: np.ndarray | None) -> None:
         if warp.actor is not None:
-            warp.actor.fence_after(warp.bits(mask))
+            warp.actor.fence_after(warp.bits(mask), warp.state.get("taken", EMPTY))
 
     return run
 

@@ -1,12 +1,13 @@
 """Tensor copies: tiles of 1 to 5 dimensions between global and shared memory. PTX ISA 9.7.9.25.5, 5.5.
 
-A box lies in shared memory row after row, innermost dimension first, rows as far apart as the swizzle is wide at least;
-its 16-byte chunks are then permuted by the swizzle, which depends on absolute addresses. What lies outside of the tensor
-is filled by a load and left out by a store; a load signals the bytes of the whole box all the same. What lies inside is
-a box too, so that data moves as one strided copy.
+A box lies in shared memory row after row, innermost dimension first, rows at least as far apart as the swizzle is
+wide; its 16-byte chunks are then permuted by the swizzle, which depends on absolute addresses. What lies outside of the
+tensor is filled by a load and left out by a store; a load signals the bytes of the whole box all the same. What lies
+inside is a box too, so that data moves as one strided copy.
 
-As an H200 does it, and not as one would think: a store or reduction takes the rows of the tensor in whole chunks of 16
-bytes, so that it writes up to 15 bytes beyond the end of a row; the innermost coordinate must be a multiple of 16 bytes.
+As an H200 does it: a store or reduction takes the rows of the tensor in whole chunks of 16 bytes, so that it writes up
+to 15 bytes beyond the end of a row. The innermost coordinate must be a multiple of 16 bytes, and no coordinate of a
+store or reduction may be negative (those of a load may).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from .. import access
-from ..errors import AlignmentError, BoundsError, ConvergenceError, DescriptorError
+from ..errors import AlignmentError, BoundsError, ConvergenceError, DescriptorError, Finding
 from ..hb import Access, Shadow
 from ..ir import Instruction, Kernel, TensorMem, Vec
 from ..layouts import swizzle
@@ -158,20 +159,21 @@ class Tile:
         self.bytes = self.rows * m.row_bytes
         self._at, self._scattered = at, scattered
         self.inside = self._cuts(False)
-        # Stores end at whole chunks; what is checked and filled ends at the tensor.
-        self.cuts = self._cuts(True) if i.mods[0] == "reduce" or i.has("bulk_group") else self.inside
-        self.legal = True
+        stores = i.has("bulk_group")
+        # Stores end at whole chunks; what is checked ends at the tensor.
+        self.cuts = self._cuts(True) if stores else self.inside
+        self.legal = False
+        error: type[Finding]
         if at[0] * m.size % CHUNK:
-            self.legal = False
-            warp.cta.report(
-                AlignmentError,
-                f"coordinates {at}: the first is {at[0] * m.size} bytes, a multiple of {CHUNK} is needed\n  {i.where()}",
-            )
+            error, words = AlignmentError, f"the first is {at[0] * m.size} bytes, a multiple of {CHUNK} is needed"
+        elif stores and min(at) < 0:
+            error, words = DescriptorError, "a store or reduction needs coordinates that are not negative"
         elif not all(_allocated(self.memory, c) for _, c in self.inside):
-            self.legal = False
-            warp.cta.report(
-                BoundsError, f"{m} describes memory outside of every allocation, box at {at}\n  {i.where()}"
-            )
+            error, words = BoundsError, f"{m} describes memory outside of every allocation"
+        else:
+            self.legal = True
+            return
+        warp.cta.report(error, f"coordinates {at}: {words}\n  {i.where()}")
 
     def _cuts(self, pieces: bool) -> list[tuple[slice, Cut]]:
         m, at = self.map, self._at

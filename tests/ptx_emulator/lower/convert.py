@@ -253,7 +253,7 @@ def pack_bf16(width: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     np.bitwise_and(r, _ONE, r)
     np.add(r, _HALF, r)
     np.add(r, bits, r)
-    return r.view(np.uint16)[1::2].copy().view(np.uint32)
+    return np.right_shift(r, _SIXTEEN, r).astype(np.uint16).view(np.uint32)
 
 
 def pack_halves(

@@ -54,7 +54,7 @@ def arithmetic32(op: str, mode: str, ftz: bool, sat: bool, a: np.ndarray, b: np.
         r = exact.product32_in(a, b, mode)
     else:
         r = exact.sum32_in(a, b if op == "add" else -b, mode)
-    if ftz and op == "mul":
+    if ftz and op == "mul" and floats.smallest_normal(r):
         r = floats.flush_tiny(r, np.multiply(a, b, dtype=np.float64), mode)
     return floats.finish32(r, ftz, sat)
 
@@ -76,7 +76,7 @@ def fma32(mode: str, ftz: bool, sat: bool, a: np.ndarray, b: np.ndarray, c: np.n
     if ftz:
         a, b, c = floats.flush32(a), floats.flush32(b), floats.flush32(c)
     r = exact.fma32(a, b, c) if mode == "rn" else exact.fma32_in(a, b, c, mode)
-    if ftz:
+    if ftz and floats.smallest_normal(r):
         r = floats.flush_tiny(r, np.add(np.multiply(a, b, dtype=np.float64), c), mode)
     return floats.finish32(r, ftz, sat)
 
@@ -212,7 +212,7 @@ def quotient32(how: str, ftz: bool, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         )
     else:
         r = exact.quotient32_in(a, b, "rn" if how == "full" else how)
-        if ftz:
+        if ftz and floats.smallest_normal(r):
             r = floats.flush_tiny(r, np.divide(a, b, dtype=np.float64), "rn" if how == "full" else how)
     return floats.finish32(r, ftz, False)
 
@@ -280,8 +280,12 @@ def _extreme32(code: Code, i: Instruction) -> None:
         raise Unsupported(".xorsign with three values")
     texts = sources(code, i.args[1:], "f32")
     flags = [i.op == "max", *(i.has(m) for m in ("NaN", "abs", "xorsign", "ftz"))]
-    if len(i.args) == 4 or any(flags[1:]):
+    if any(flags[1:]):
         code.dst(i.args[0], "f32", call(code, floats.extreme, *flags, *texts))
+        return
+    if len(texts) == 3:
+        first = call(code, floats.maximum if i.op == "max" else floats.minimum, *texts[:2])
+        code.dst(i.args[0], "f32", call(code, floats.maximum if i.op == "max" else floats.minimum, first, texts[2]))
         return
     constants = [
         code.names[t] for t, x in zip(texts, i.args[1:], strict=True) if isinstance(x, Imm) and t in code.names

@@ -27,6 +27,11 @@ def flush32(x: np.ndarray) -> np.ndarray:
     return np.multiply(x, np.greater_equal(np.abs(x), TINY32))
 
 
+def smallest_normal(r: np.ndarray) -> bool:
+    """Is any result the smallest normal number? Only then `flush_tiny` matters."""
+    return bool(np.equal(np.abs(r), TINY32).any())
+
+
 def flush_tiny(r: np.ndarray, x: np.ndarray, mode: str) -> np.ndarray:
     """Results that round up to the smallest normal number, flushed where 24 bits without a limit of the exponent would
     not have got there: so an H200 does. `x` is the float64 value.

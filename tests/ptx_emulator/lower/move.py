@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..ir import CLASS_OF_SIZE, Imm, Instruction, Name, Pair, Reg, Sink, Vec
+from ..ir import CLASS_OF_SIZE, Imm, Instruction, Name, Pair, Reg, Sink, Special, Vec
 from ..memory import GLOBAL_BASE, RANK_SHIFT, WINDOW_BYTES, WINDOWS
 from . import floats
 from .code import Code
@@ -35,7 +35,9 @@ def _mov(code: Code, i: Instruction) -> None:
             raise Unsupported("mov.b128 of something other than a register")
         _copy(code, code.target(to, "b128"), code.src(origin, "b128"), "[:,None]")
     elif i.type == "pred":
-        code.dst(to, "pred", code.src(origin, "pred"))
+        # %is_explicit_cluster is a predicate among the special registers.
+        value = f"({code.src(origin, 'u32')}!=0)" if isinstance(origin, Special) else code.src(origin, "pred")
+        code.dst(to, "pred", value)
     else:
         kind = i.type if isinstance(origin, Imm) else f"u{dtype_of(i.type)(0).itemsize * 8}"
         code.dst(to, kind, source(code, origin, kind))

@@ -40,7 +40,7 @@ def dropped_kind(i: Instruction) -> str:
         if first == "warp":
             return "drop warp barrier"
         if first == "cluster":
-            return "drop cluster barrier"
+            return "drop arrive" if "arrive" in mods else "drop cluster barrier"
         return "drop arrive" if "arrive" in mods else "drop block barrier"
     if op in ("fence", "membar"):
         if "proxy" in mods:
@@ -112,7 +112,8 @@ def wrong_barriers(kernel: Kernel, i: Instruction) -> Iterator[Mutation]:
             "wrong barrier", i.index, f"{BARRIER_BYTES:+d} bytes",
             lambda e: e.change(i.index, (place,), add=BARRIER_BYTES),
         )  # fmt: skip
-    if i.op in ("bar", "barrier") and i.mods and i.mods[0] in ("sync", "arrive", "cta"):
+    # Named barriers that warps meet at from different places of the text; elsewhere the number does not matter.
+    if i.op == "barrier" and i.mods[0] in ("sync", "arrive", "cta"):
         yield Mutation("wrong barrier", i.index, "number + 2", lambda e: e.change(i.index, (0,), add=2))
 
 

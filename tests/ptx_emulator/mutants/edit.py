@@ -24,6 +24,7 @@ class Mutation:
     index: int
     what: str  # the fault in words, "" where the kind says it all
     edit: Callable[[Editor], None]
+    field: tuple[int, int, int] = (0, 0, 0)  # of a wrong descriptor: operand, what is added, bits flipped
 
     def apply(self, kernel: Kernel) -> Kernel:
         editor = Editor(kernel)

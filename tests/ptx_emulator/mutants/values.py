@@ -43,8 +43,9 @@ _INSTRUCTION = (
 def _fields(i: Instruction, kind: str, place: int, name: str, fields: tuple) -> Iterator[Mutation]:
     for field, add, flip in fields:
         yield Mutation(
-            kind, i.index, f"{name}: {field}", lambda e, a=add, f=flip: e.change(i.index, (place,), add=a, flip=f)
-        )
+            kind, i.index, f"{name}: {field}",
+            lambda e, a=add, f=flip: e.change(i.index, (place,), add=a, flip=f), (place, add, flip),
+        )  # fmt: skip
 
 
 def descriptors(kernel: Kernel, i: Instruction) -> Iterator[Mutation]:

@@ -145,6 +145,16 @@ def test_fences_are_demanded_in_strict_mode() -> None:
         run(first)
 
 
+def test_a_relaxed_wait_orders_through_the_fence_after_it() -> None:
+    """The ISA's own pattern: the fence, not the wait, orders what tcgen05 did."""
+    text = Case(128, 32).text()
+    relaxed = text.replace("mbarrier.try_wait.parity.shared::cta", "mbarrier.try_wait.parity.relaxed.cta.shared::cta")
+    run(relaxed)
+    head, _, tail = relaxed.rpartition("tcgen05.fence::after_thread_sync;")
+    with pytest.raises(RaceError, match=r"before: a write by tcgen05\.mma"):
+        run(head + tail)
+
+
 # Commit ---------------------------------------------------------------------------------------------------------------
 def test_commit_to_no_barrier() -> None:
     text = Case(128, 32).text()

@@ -34,24 +34,32 @@ def coordinates(at: tuple[int, ...]) -> str:
     return "{" + ", ".join(str(c) for c in at) + "}"
 
 
-def reference_positions(m: TensorMap, at: tuple[int, ...]) -> list[tuple[int, int | None]]:
+def reference_positions(m: TensorMap, at: tuple[int, ...], store: bool = False) -> list[tuple[int, int | None]]:
     """(byte in shared memory, byte offset in the tensor or None) of every element, one by one, box at address 0."""
+    row, span = m.box[0] * m.size, {"none": 0, "32B": 32, "64B": 64, "128B": 128}[m.swizzle]
+    # The end of a row that a store respects is that of its last 16 bytes.
+    dims = (-(-m.dims[0] * m.size // 16) * 16 // m.size if store else m.dims[0], *m.dims[1:])
     counts = [-(-b // s) if k else b for k, (b, s) in enumerate(zip(m.box, m.element_strides, strict=True))]
     found = []
     for n, index in enumerate(itertools.product(*(range(c) for c in counts[::-1]))):
         place = [
             c + i * (s if k else 1) for k, (c, i, s) in enumerate(zip(at, index[::-1], m.element_strides, strict=True))
         ]
-        address = n * m.size
+        address = n * m.size // row * max(row, span) + n * m.size % row
         address ^= (address >> 3) & SWIZZLE_MASK[m.swizzle]
-        inside = all(0 <= p < d for p, d in zip(place, m.dims, strict=True))
+        inside = all(0 <= p < d for p, d in zip(place, dims, strict=True))
         offset = sum(p * s for p, s in zip(place, (m.size, *m.strides), strict=True))
         found.append((address, offset if inside else None))
     return found
 
 
+def image_bytes(m: TensorMap) -> int:
+    """Of a box in shared memory, with the gaps between rows that are narrower than the swizzle."""
+    return m.box_bytes // m.row_bytes * m.pitch
+
+
 def reference_load(m: TensorMap, tensor: np.ndarray, at: tuple[int, ...], fill: bytes) -> np.ndarray:
-    out = np.zeros(m.box_bytes, np.uint8)
+    out = np.zeros(image_bytes(m), np.uint8)
     for address, offset in reference_positions(m, at):
         part = np.frombuffer(fill, np.uint8) if offset is None else tensor[offset : offset + m.size]
         out[address : address + m.size] = part
@@ -59,17 +67,19 @@ def reference_load(m: TensorMap, tensor: np.ndarray, at: tuple[int, ...], fill: 
 
 
 CASES = [
-    ("u8", (100,), (), (48,), (60,), "none", None),
-    ("u8", (100,), (), (48,), (-40,), "none", None),
-    ("u64", (9, 5), (80,), (4, 3), (6, -1), "32B", None),
+    ("u8", (100,), (), (48,), (64,), "none", None),
+    ("u8", (100,), (), (48,), (-32,), "none", None),
+    ("u64", (9, 5), (80,), (4, 3), (6, 3), "32B", None),
     ("bf16", (40, 10), (80,), (32, 8), (8, 1), "64B", None),
-    ("bf16", (40, 10), (96,), (64, 8), (-7, 5), "128B", None),
+    ("bf16", (40, 10), (96,), (64, 8), (-8, 5), "128B", None),
+    ("bf16", (43, 10), (96,), (64, 8), (0, 5), "128B", None),
     ("f32", (40, 10), (160,), (32, 4), (40, 0), "128B", None),
-    ("f16", (40, 10), (80,), (32, 9), (3, 0), "none", (1, 2)),
-    ("s32", (20, 5, 4), (80, 400), (8, 3, 2), (14, 3, -1), "32B", None),
-    ("u16", (20, 9, 8), (48, 432), (8, 6, 5), (1, -1, 2), "none", (1, 3, 2)),
-    ("f64", (6, 4, 3, 2), (48, 192, 576), (4, 2, 2, 2), (3, 3, 1, 1), "32B", None),
-    ("u8", (32, 3, 2, 3, 2), (32, 96, 192, 576), (16, 2, 2, 2, 2), (20, 2, 1, 1, -1), "none", None),
+    ("f16", (40, 10), (80,), (32, 9), (8, 0), "none", (1, 2)),
+    ("u16", (40, 10), (80,), (16, 9), (8, 3), "128B", None),
+    ("s32", (20, 5, 4), (80, 400), (8, 3, 2), (16, 3, 3), "32B", None),
+    ("u16", (20, 9, 8), (48, 432), (8, 6, 5), (8, -1, 2), "none", (1, 3, 2)),
+    ("f64", (5, 4, 3, 2), (48, 192, 576), (4, 2, 2, 2), (2, 3, 1, 1), "32B", None),
+    ("u8", (32, 3, 2, 3, 2), (32, 96, 192, 576), (32, 2, 2, 2, 2), (16, 2, 1, 1, 1), "none", None),
 ]
 
 
@@ -77,7 +87,7 @@ def tensor_bytes(dims: tuple[int, ...], strides: tuple[int, ...], size: int) -> 
     return strides[-1] * dims[-1] if strides else dims[0] * size
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{len(c[1])}d-{c[5]}")
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{len(c[1])}d-{c[5]}-{c[4][0]}")
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_load(case: tuple, schedule: str) -> None:
     element, dims, strides, box, at, swizzle, steps = case
@@ -94,31 +104,31 @@ def test_load(case: tuple, schedule: str) -> None:
         swizzle=swizzle,
         element_strides=steps,
     )
-    out = dev.empty(m.box_bytes, np.uint8)
+    out = dev.empty(image_bytes(m), np.uint8)
     bar = "smem+8192"
     body = init(bar) + expect(bar, m.box_bytes)
     body += f"{LOAD.format(rank=len(dims))} [smem], [%m, {coordinates(at)}], [{bar}];\n"
-    body += wait(bar) + store_bulk("%out", "smem", m.box_bytes)
-    report = dev.launch(
-        load(kernel("m:map out:u64", body, 8200)), block=(1, 1, 1), args=[m, out], options=Options(schedule=schedule)
-    )
+    # Gaps between narrow rows are never written: zeros first.
+    fill = load_bulk("smem", "%zeros", image_bytes(m), "smem+8200") + wait("smem+8200")
+    body = init("smem+8200") + fill + body + wait(bar) + store_bulk("%out", "smem", image_bytes(m))
+    args = [m, out, dev.upload(np.zeros(image_bytes(m), np.uint8))]
+    module = load(kernel("m:map out:u64 zeros:u64", body, 8208))
+    report = dev.launch(module, block=(1, 1, 1), args=args, options=Options(schedule=schedule))
     np.testing.assert_array_equal(out.array, reference_load(m, tensor, at, bytes(m.size)))
     assert report.bytes["TMA load global->shared"] == m.box_bytes
 
 
-@pytest.mark.parametrize("element,pattern", [("f16", b"\xff\x7f"), ("bf16", b"\xff\x7f"), ("f32", b"\xff\xff\xff\x7f")])
+@pytest.mark.parametrize("element,pattern", [("f16", b"\xf7\x7f"), ("bf16", b"\xf7\x7f"), ("f32", b"\xf7\x7f\xf7\x7f")])
 def test_load_fills_with_nan(element: str, pattern: bytes) -> None:
     dev = Device(1 << 20)
-    tensor = np.arange(160, dtype=np.uint8)
-    m = dev.tensor_map(
-        dev.upload(tensor), element=element, dims=(8, 5), strides=(32,), box=(8, 4), swizzle="32B", fill="nan"
-    )
+    tensor = np.arange(320).astype(np.uint8)
+    m = dev.tensor_map(dev.upload(tensor), element=element, dims=(13, 5), strides=(64,), box=(8, 4), fill="nan")
     out = dev.empty(m.box_bytes, np.uint8)
     body = init("smem+1024") + expect("smem+1024", m.box_bytes)
-    body += f"{LOAD.format(rank=2)} [smem], [%m, {{4, 3}}], [smem+1024];\n" + wait("smem+1024")
+    body += f"{LOAD.format(rank=2)} [smem], [%m, {{8, 3}}], [smem+1024];\n" + wait("smem+1024")
     body += store_bulk("%out", "smem", m.box_bytes)
     dev.launch(load(kernel("m:map out:u64", body, 1032)), block=(1, 1, 1), args=[m, out])
-    np.testing.assert_array_equal(out.array, reference_load(m, tensor, (4, 3), pattern))
+    np.testing.assert_array_equal(out.array, reference_load(m, tensor, (8, 3), pattern))
 
 
 def store_kernel(rank: int, at: tuple[int, ...], size: int, operation: str = "") -> str:
@@ -130,7 +140,7 @@ def store_kernel(rank: int, at: tuple[int, ...], size: int, operation: str = "")
     return kernel("m:map image:u64", body, 8200)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{len(c[1])}d-{c[5]}")
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{len(c[1])}d-{c[5]}-{c[4][0]}")
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_store_clips(case: tuple, schedule: str) -> None:
     element, dims, strides, box, at, swizzle, steps = case
@@ -142,11 +152,16 @@ def test_store_clips(case: tuple, schedule: str) -> None:
     m = dev.tensor_map(
         tensor, element=element, dims=dims, strides=strides, box=box, swizzle=swizzle, element_strides=steps
     )
-    image = rng.integers(0, 256, m.box_bytes, np.uint8)
-    text = store_kernel(len(dims), at, m.box_bytes)
-    dev.launch(load(text), block=(1, 1, 1), args=[m, dev.upload(image)], options=Options(schedule=schedule))
+    image = rng.integers(0, 256, image_bytes(m), np.uint8)
+    module = load(store_kernel(len(dims), at, image_bytes(m)))
+    where: dict[str, Any] = {"block": (1, 1, 1), "args": [m, dev.upload(image)], "options": Options(schedule=schedule)}
+    if min(at) < 0:
+        with pytest.raises(DescriptorError, match="not negative"):
+            dev.launch(module, **where)
+        return
+    dev.launch(module, **where)
     want = before.copy()
-    for address, offset in reference_positions(m, at):
+    for address, offset in reference_positions(m, at, True):
         if offset is not None:
             want[offset : offset + m.size] = image[address : address + m.size]
     np.testing.assert_array_equal(tensor.array, want)
@@ -174,14 +189,14 @@ def test_reduce(operation: str, element: str) -> None:
     m = dev.tensor_map(tensor, element=element, dims=(16, 6), box=(8, 4))
     image = rng.integers(0, 40, (4, 8)).astype(dtype)
     dev.launch(
-        load(store_kernel(2, (10, 3), m.box_bytes, operation)),
+        load(store_kernel(2, (8, 3), m.box_bytes, operation)),
         grid=(2, 1, 1),
         block=(1, 1, 1),
         args=[m, dev.upload(image)],
     )
     want = before.copy()
     for _ in range(2):
-        want[3:, 10:] = REDUCTIONS[operation, element](want[3:, 10:], image[:3, :6])
+        want[3:, 8:] = REDUCTIONS[operation, element](want[3:, 8:], image[:3])
     np.testing.assert_array_equal(tensor.array, want)
 
 
@@ -263,6 +278,8 @@ FAULTS = {
     ),
     "too many bytes": (init(BAR) + expect(BAR, 144) + FETCH.split("\n", 1)[1], TransactionError, "16 bytes announced"),
     "unwritten source": (PUT + COMMIT + WAIT, UninitialisedError, "read before anything wrote it"),
+    "misaligned coordinate": (init(BAR) + FETCH.replace("{0, 0}", "{2, 0}"), AlignmentError, "the first is 8 bytes"),
+    "negative store": (init(BAR) + PUT.replace("{0, 0}", "{0, -1}"), DescriptorError, "not negative"),
     "misaligned": (init(BAR) + FETCH.replace("[smem]", "[smem+64]"), AlignmentError, "0x40: a multiple of 128"),
     "beyond shared memory": (init(BAR) + FETCH.replace("[smem]", "[smem+8192]"), BoundsError, "0x2000"),
     "other rank": (
@@ -333,7 +350,7 @@ def test_gather_and_scatter(schedule: str) -> None:
     m, o = (dev.tensor_map(x, element="u16", dims=(40, 16), box=(32, 1), swizzle="64B") for x in (a, b))
     rows = (3, -1, 15, 7)
     at = coordinates((16, *rows))
-    to = coordinates((8, 0, 4, 16, 2))
+    to = coordinates((8, 0, 4, 16, 2))  # row 16 does not exist
     body = init(BAR) + expect(BAR, 256)
     gather = "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes"
     body += f"{gather} [smem], [%m, {at}], [{BAR}];\n"

@@ -41,16 +41,16 @@ def _load(
     def expect(given: Arrays) -> Arrays:
         out = np.full(dump, 0xA5, np.uint8)
         out[offset : offset + size] = load_box(given["tensor"], m, coordinates, fill, offset, 0xA5)
-        return {"out": out, "status": np.array([1], np.uint32)}
+        return {"out": out}
 
     tile = Struct((*(i32(c) for c in (*coordinates, *(0,) * (5 - rank))), u32(box_bytes(m)), u32(dump), u32(offset)))
     return Case(
         name=f"tma_load/{rank}d-{name}",
         module="tma_load",
         kernel=f"load_{rank}d",
-        buffers={"tensor": tensor, "out": untouched((dump,), np.uint8), "status": untouched((1,), np.uint32)},
-        outputs=("out", "status"),
-        args=(m, tile, "out", "status"),
+        buffers={"tensor": tensor, "out": untouched((dump,), np.uint8)},
+        outputs=("out",),
+        args=(m, tile, "out"),
         shared=dump,
         expect=None if more.get("faults") else expect,
         **more,

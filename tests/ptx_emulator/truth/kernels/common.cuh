@@ -63,14 +63,6 @@ __device__ __forceinline__ void wait_cluster(uint32_t barrier, uint32_t parity) 
                  : "memory");
 }
 
-// Gives up after about 50 ms, so that a wrong byte count is a recorded result and not a hanging GPU.
-__device__ __forceinline__ bool wait_bounded(uint32_t barrier, uint32_t parity) {
-#pragma unroll 1
-    for (int attempt = 0; attempt < (1 << 18); ++attempt)
-        if (test_wait(barrier, parity)) return true;
-    return false;
-}
-
 // Generic writes to shared memory become visible to the async proxy; each writing thread issues it.
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

@@ -1,5 +1,5 @@
 // cp.async.bulk.tensor loads of 1 to 5 dimensions: the box lands in shared memory, which is then dumped whole, with a
-// guard behind the box. status[0] is 1 once the barrier has seen exactly `bytes`.
+// guard behind the box. The barrier is told to expect all bytes of the box, wherever it lies.
 #include "common.cuh"
 
 namespace truth {
@@ -43,8 +43,7 @@ __device__ __forceinline__ void load_tile(uint32_t to, const CUtensorMap *map, c
 }
 
 template <int Rank>
-__device__ __forceinline__ void load_and_dump(const CUtensorMap *map, const Tile &tile, uint8_t *out,
-                                              uint32_t *status) {
+__device__ __forceinline__ void load_and_dump(const CUtensorMap *map, const Tile &tile, uint8_t *out) {
     extern __shared__ __align__(1024) uint8_t smem[];
     __shared__ __align__(8) uint64_t barrier_storage;
     const uint32_t barrier = shared_address(&barrier_storage);
@@ -60,38 +59,32 @@ __device__ __forceinline__ void load_and_dump(const CUtensorMap *map, const Tile
         arrive_expect(barrier, tile.bytes);
         load_tile<Rank>(shared_address(smem) + tile.offset, map, tile, barrier);
     }
-    const bool complete = wait_bounded(barrier, 0);
+    wait(barrier, 0);
     copy_words(out, smem, tile.dump);
-    if (threadIdx.x == 0) status[0] = complete;
 }
 
 }  // namespace truth
 
 using truth::Tile;
 
-extern "C" __global__ void load_1d(const __grid_constant__ CUtensorMap map, const Tile tile, uint8_t *out,
-                                   uint32_t *status) {
-    truth::load_and_dump<1>(&map, tile, out, status);
+extern "C" __global__ void load_1d(const __grid_constant__ CUtensorMap map, const Tile tile, uint8_t *out) {
+    truth::load_and_dump<1>(&map, tile, out);
 }
 
-extern "C" __global__ void load_2d(const __grid_constant__ CUtensorMap map, const Tile tile, uint8_t *out,
-                                   uint32_t *status) {
-    truth::load_and_dump<2>(&map, tile, out, status);
+extern "C" __global__ void load_2d(const __grid_constant__ CUtensorMap map, const Tile tile, uint8_t *out) {
+    truth::load_and_dump<2>(&map, tile, out);
 }
 
-extern "C" __global__ void load_3d(const __grid_constant__ CUtensorMap map, const Tile tile, uint8_t *out,
-                                   uint32_t *status) {
-    truth::load_and_dump<3>(&map, tile, out, status);
+extern "C" __global__ void load_3d(const __grid_constant__ CUtensorMap map, const Tile tile, uint8_t *out) {
+    truth::load_and_dump<3>(&map, tile, out);
 }
 
-extern "C" __global__ void load_4d(const __grid_constant__ CUtensorMap map, const Tile tile, uint8_t *out,
-                                   uint32_t *status) {
-    truth::load_and_dump<4>(&map, tile, out, status);
+extern "C" __global__ void load_4d(const __grid_constant__ CUtensorMap map, const Tile tile, uint8_t *out) {
+    truth::load_and_dump<4>(&map, tile, out);
 }
 
-extern "C" __global__ void load_5d(const __grid_constant__ CUtensorMap map, const Tile tile, uint8_t *out,
-                                   uint32_t *status) {
-    truth::load_and_dump<5>(&map, tile, out, status);
+extern "C" __global__ void load_5d(const __grid_constant__ CUtensorMap map, const Tile tile, uint8_t *out) {
+    truth::load_and_dump<5>(&map, tile, out);
 }
 
 // A map in global memory (copied there by the kernel's caller) instead of a parameter, and a cache hint.
