@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .ir import Instruction
     from .warp import View, Warp
 
+LOCAL = Memory("local", 16)  # stands for every thread's own: `locate` answers with it
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -70,9 +71,17 @@ def shared_generic(
 
 def load(view: View, mask: np.ndarray | None, spec: Spec, address: np.ndarray | int) -> np.ndarray:
     """Raw unsigned values [n active, count] (or [n active] for one element)."""
+    if spec.space == "" and isinstance(address, np.ndarray):
+        parts = _parts(view, mask, address)
+        if parts:
+            shape = (view.width,) if spec.count == 1 else (view.width, spec.count)
+            values = np.zeros(shape, _UNSIGNED[spec.size])
+            for part in parts:
+                values[part] = load(view, part, spec, address)
+            return values if mask is None else values[mask]
     memory, offsets = locate(view, mask, spec, address)
     index = offsets >> (spec.size.bit_length() - 1)
-    if spec.space == "local":
+    if memory is LOCAL:
         return _local(view, mask, spec, offsets)
     if spec.count > 1:
         index = index[:, None] + np.arange(spec.count)
@@ -84,6 +93,12 @@ def load(view: View, mask: np.ndarray | None, spec: Spec, address: np.ndarray | 
 
 def store(view: View, mask: np.ndarray | None, spec: Spec, address: np.ndarray | int, values: list[np.ndarray]) -> None:
     """`values`: one array (or scalar) of the width of the view for each element."""
+    if spec.space == "" and isinstance(address, np.ndarray):
+        parts = _parts(view, mask, address)
+        if parts:
+            for part in parts:
+                store(view, part, spec, address, values)
+            return
     dtype = _UNSIGNED[spec.size]
     full = [v if np.ndim(v) else np.full(view.width, v, dtype) for v in values]
     order = view.cta.order
@@ -102,7 +117,7 @@ def store(view: View, mask: np.ndarray | None, spec: Spec, address: np.ndarray |
     memory, offsets = locate(view, mask, spec, address)
     if order is not None:
         order.unchanged = None
-    if spec.space == "local":
+    if memory is LOCAL:
         _local(view, mask, spec, offsets, columns)
         return
     words = memory.views[spec.size]
@@ -160,7 +175,7 @@ def locate(view: View, mask: np.ndarray | None, spec: Spec, address: np.ndarray 
     if space == "global":
         return _global(view, mask, spec, address - GLOBAL_BASE)
     if space == "local":
-        return cta.shared, address - LOCAL_WINDOW
+        return LOCAL, address - LOCAL_WINDOW
     if space == "const":
         return cta.launch.constant, address - CONST_WINDOW
     if space == "param":
@@ -184,6 +199,16 @@ def locate(view: View, mask: np.ndarray | None, spec: Spec, address: np.ndarray 
         _check(view, mask, spec, target.shared, address)
     cta.launch.count_bytes("load shared" if not spec.write else "store shared", n * len(address))
     return target.shared, address
+
+
+def _parts(view: View, mask: np.ndarray | None, address: np.ndarray) -> list[np.ndarray]:
+    """Masks of the threads whose generic addresses are in one state space each; nothing where all are in the same."""
+    windows = np.minimum(address >> 40, GLOBAL_BASE >> 40)
+    own = windows if mask is None else windows[mask]
+    if (own == own[0]).all():
+        return []
+    active = np.ones(view.width, bool) if mask is None else mask
+    return [active & (windows == window) for window in sorted(set(own.tolist()))]
 
 
 def _window(view: View, spec: Spec, address: np.ndarray) -> tuple[str, np.ndarray]:

@@ -54,8 +54,22 @@ FORMATS = {
 # Any format ----------------------------------------------------------------------------------------------------------
 def encode(x: np.ndarray, name: str, rounding: str = "rn", saturate: bool = False) -> np.ndarray:
     """Codes of float32 or float64 values, each rounded once. tf32 codes are the upper 19 bits of a float32."""
-    f = FORMATS[name]
     x = np.asarray(x)
+    if FORMATS[name].bits <= 8 and x.dtype == np.float32:
+        # The upper 16 bits and whether more follows are all that rounding to 5 bits or fewer can see.
+        bits = x.view(np.uint32)
+        upper = np.right_shift(bits, np.uint32(16)) | np.not_equal(np.bitwise_and(bits, np.uint32(0xFFFF)), 0)
+        return _codes_by_upper_half(name, rounding, saturate)[upper]
+    return _encode(x, name, rounding, saturate)
+
+
+@cache
+def _codes_by_upper_half(name: str, rounding: str, saturate: bool) -> np.ndarray:
+    return _encode(bf16_to_f32(np.arange(1 << 16)), name, rounding, saturate)
+
+
+def _encode(x: np.ndarray, name: str, rounding: str, saturate: bool) -> np.ndarray:
+    f = FORMATS[name]
     with np.errstate(all="ignore"):
         x = x.astype(np.float64)
         negative = np.signbit(x)
@@ -140,8 +154,15 @@ def bf16_to_f32(codes: np.ndarray) -> np.ndarray:
 def f32_to_bf16(x: np.ndarray, rounding: str = "rn", saturate: bool = False) -> np.ndarray:
     """float32 or float64 -> uint16."""
     x = np.asarray(x)
-    if x.dtype != np.float32 or rounding != "rn" or saturate:
+    if rounding != "rn" or saturate:
         return encode(x, "bf16", rounding, saturate)
+    if x.dtype != np.float32:
+        single = x.astype(np.float32)
+        # Rounding twice differs only where float32 holds a tie that the value is not.
+        tie = np.equal(np.bitwise_and(single.view(np.uint32), np.uint32(0xFFFF)), 0x8000)
+        if (tie & (single != x)).any():
+            return encode(x, "bf16")
+        x = single
     bits = x.view(np.uint32)
     rounded = bits + (((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF))
     code = (rounded >> np.uint32(16)).astype(np.uint16)

@@ -280,7 +280,8 @@ class Order:
             hit = values == value
             lanes = np.broadcast_to(lane_of, values.shape)[hit]
             if event in actor.unsynced:
-                if (shadow.lane[index][hit] == lanes).all():
+                others = lanes[shadow.lane[index][hit] != lanes]
+                if all(self._lane_knows(actor, lane, event) for lane in set(others.tolist())):
                     continue
             elif all(self._lane_knows(actor, lane, event) for lane in set(lanes.tolist())):
                 continue

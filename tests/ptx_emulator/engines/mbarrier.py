@@ -306,14 +306,18 @@ def _waiter(i: Instruction, blocks: bool) -> Callable:
     address, want = scalar(i.args[1]), scalar(i.args[2])
     parity, acquires = i.has("parity"), not i.has("relaxed")
 
-    def over(barrier: Barrier, value: int) -> bool:
-        return (barrier.phase & 1) != (value & 1) if parity else barrier.phase != value >> 24 & 0x7FFFFFFF
+    def asked_for(value: int) -> int:
+        """Parity, or the phase in the state that arrive gave (its pending count differs from lane to lane)."""
+        return value & 1 if parity else value >> 24 & 0x7FFFFFFF
+
+    def over(barrier: Barrier, phase: int) -> bool:
+        return (barrier.phase & 1) != phase if parity else barrier.phase != phase
 
     def run(warp: Warp, mask: np.ndarray | None) -> bool:
         # Lanes that ask the same are answered together: mostly all do.
         asked: dict[tuple[int, int], int] = {}
         for lane in lanes(mask):
-            key = (address(warp, lane), want(warp, lane))
+            key = (address(warp, lane), asked_for(want(warp, lane)))
             asked[key] = asked.get(key, 0) | 1 << lane
         objects = {key: at(warp, key[0], i) for key in asked}
         answers = {key: b is None or over(b, key[1]) for key, b in objects.items()}

@@ -13,7 +13,7 @@ from .. import formats
 from ..ir import CLASS_OF_SIZE, Instruction, Reg
 from . import exact, floats
 from .code import Code
-from .dispatch import call, chosen, operands, source, sources
+from .dispatch import call, chosen, has_nan, operands, source, sources
 from .registry import Unsupported, generated
 
 _INTEGERS = ("u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64")
@@ -133,6 +133,8 @@ def _float_to_integer(code: Code, i: Instruction, to: str, origin: str) -> None:
 def float_to_integer(x: np.ndarray, mode: str, dtype: np.dtype, nan_is_zero: bool) -> np.ndarray:
     limits = np.iinfo(dtype)
     y = _TO_INTEGER[mode](x.astype(np.float64))
+    if dtype.itemsize <= 4 and nan_is_zero and not has_nan(x):
+        return np.fmin(np.fmax(y, limits.min), limits.max).astype(np.int64).astype(dtype)
     top = 2.0 ** (limits.bits - (1 if limits.min < 0 else 0))
     inside = (y >= float(limits.min)) & (y < top)
     r = np.where(inside, y, 0.0)

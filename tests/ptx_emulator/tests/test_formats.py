@@ -127,3 +127,16 @@ def test_scales() -> None:
     over = np.array([1.5 * 2.0**127, np.inf], np.float32)
     assert formats.f32_to_ue8m0(over, "rp").tolist() == [254, 254]
     assert formats.f32_to_ue8m0(over, "rp", saturate=False).tolist() == [255, 255]
+
+
+def test_float64_is_rounded_to_bf16_once() -> None:
+    """Values beside a tie of bf16 that float32 cannot tell from it."""
+    tie = formats.bf16_to_f32(np.arange(0x3F80, 0x4080)).astype(np.float64) * (1 + 2.0**-8) + 0.0
+    middle = (formats.bf16_to_f32(np.arange(0x3F80, 0x3FFF)).astype(np.float64) + 2.0**-8).repeat(2)
+    for step in (0.0, 2.0**-40, -(2.0**-40)):
+        for x in (tie + step, middle + step, -middle - step):
+            assert (formats.f32_to_bf16(x) == formats.encode(x, "bf16")).all()
+            assert (
+                formats.f32_to_bf16(x[:64].astype(np.float32)) == formats.encode(x[:64].astype(np.float32), "bf16")
+            ).all()
+    assert formats.f32_to_bf16(np.array([1 + 2.0**-8 + 2.0**-40, 1 + 2.0**-8])).tolist() == [0x3F81, 0x3F80]
