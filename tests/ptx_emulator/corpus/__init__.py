@@ -1,6 +1,6 @@
 """Kernels of independent compilers (Triton, Gluon) with their inputs and the numbers they must produce.
 
-    python -m tests.ptx_emulator.corpus [--small] [--target sm_100a] [NAME ...]     runs cases and prints a table
+    python -m tests.ptx_emulator corpus [--small] [--target sm_100a] [NAME ...]     runs cases and prints a table
 
 `cases` needs Triton 3.8 to be installed, `run` compiles what is not in the cache (compile.py) and needs no GPU.
 """

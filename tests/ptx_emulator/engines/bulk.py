@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import AlignmentError, BoundsError, DescriptorError, LeftoverError, UninitialisedError
 from ..hb import Access, Token
 from ..ir import Instruction, Kernel
-from ..lower.atomics import combine
+from ..lower.atomics import flushing
 from ..lower.registry import Unsupported, special
 from ..memory import GLOBAL_BASE
 from ..operands import Scalar, immediate, lanes, scalar
@@ -46,7 +46,6 @@ SHARED_TYPES = {
     **dict.fromkeys(("and", "or", "xor"), ("b32",)),
 }
 _SIZES = {"f16": 2, "bf16": 2, "u32": 4, "s32": 4, "b32": 4, "f32": 4, "u64": 8, "s64": 8, "b64": 8, "f64": 8}
-_SMALLEST_NORMAL = np.float32(2.0**-126)
 
 Complete = Callable[[int, Token], None]
 Reducer = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -134,16 +133,7 @@ def _check_end(cta: Cta) -> None:
 
 def reducer(operation: str, kind: str) -> Reducer:
     """`f(old, operand)` on raw words. f32 additions flush subnormals to zero of their sign (PTX ISA 9.7.9.25.4.2)."""
-    inner = combine(operation, {"b32": "u32", "b64": "u64"}.get(kind, kind))
-    if (operation, kind) != ("add", "f32"):
-        return inner
-    return lambda old, operand: flush(inner(flush(old), flush(operand)))
-
-
-def flush(words: np.ndarray) -> np.ndarray:
-    """Subnormal float32 words become zeros of their sign."""
-    values = np.ascontiguousarray(words).view(np.float32)
-    return np.where(np.abs(values) < _SMALLEST_NORMAL, np.copysign(np.float32(0), values), values).view(np.uint32)
+    return flushing(operation, {"b32": "u32", "b64": "u64"}.get(kind, kind))
 
 
 def check_initialised(cta: Cta, access: Access, i: Instruction) -> None:

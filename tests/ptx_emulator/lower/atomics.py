@@ -27,7 +27,10 @@ _DTYPES = {
 }
 
 
-def combine(operation: str, kind: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+Combine = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def combine(operation: str, kind: str) -> Combine:
     """`f(old, operand)` on raw unsigned words: elementwise, the result as raw words. Raises Unsupported.
 
     Shared by atomics, bulk reductions and tensor reductions.
@@ -56,6 +59,23 @@ def combine(operation: str, kind: str) -> Callable[[np.ndarray, np.ndarray], np.
             return np.ascontiguousarray(function(old.view(dtype), operand.view(dtype)), dtype).view(raw)
 
     return run
+
+
+def flushing(operation: str, kind: str) -> Combine:
+    """`combine`, but f32 additions flush subnormals to zero of their sign.
+
+    So do atomics on global memory and bulk reductions; atomics on shared memory do not (PTX ISA 9.7.13.5).
+    """
+    inner = combine(operation, kind)
+    if (operation, kind) != ("add", "f32"):
+        return inner
+    return lambda old, operand: _flush(inner(_flush(old), _flush(operand)))
+
+
+def _flush(words: np.ndarray) -> np.ndarray:
+    values = np.ascontiguousarray(words).view(np.float32)
+    small = np.abs(values) < np.finfo(np.float32).smallest_normal
+    return np.where(small, np.copysign(np.float32(0), values), values).view(np.uint32)
 
 
 def _inc(old: np.ndarray, limit: np.ndarray) -> np.ndarray:
@@ -95,7 +115,6 @@ def build(kernel: Kernel, i: Instruction) -> Callable[[Warp, np.ndarray | None],
     returns = i.op == "atom"
     memory = i.args[1 if returns else 0]
     operands = i.args[2 if returns else 1 :]
-
     count = count_of(i)
     # A trailing 64-bit register is the cache policy.
     wanted = 2 if operation == "cas" else 1
@@ -107,12 +126,14 @@ def build(kernel: Kernel, i: Instruction) -> Callable[[Warp, np.ndarray | None],
         return _wide(i, spec, memory, operands, operation)
     addresses = vector(memory)
     columns = [[vector(e, f"u{8 * max(size, 2)}") for e in (o.items if isinstance(o, Vec) else (o,))] for o in operands]
-    function = None if operation == "cas" else combine(operation, kind)
+    in_shared = None if operation == "cas" else combine(operation, kind)
+    in_global = None if operation == "cas" else flushing(operation, kind)
     destinations = _destinations(i.args[0], count) if returns else []
 
     def run(warp: Warp, mask: np.ndarray | None) -> None:
         where, offsets = access.locate(warp, mask, spec, addresses(warp).astype(np.int64))
         words = where.views[size]
+        function = in_global if where.name == "global" else in_shared
         index = offsets // size
         active = warp.lanes if mask is None else warp.lanes[mask]
         distinct = len(set(index.tolist())) == len(index)

@@ -31,6 +31,8 @@ def odd_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a + b of float64, rounded to odd."""
     s, rest = two_sum(a, b)
     s = np.atleast_1d(s)
+    if not rest.any():
+        return s
     bits = s.view(np.int64)
     # NaN in `rest` comes from infinite sums, which need no correction.
     fix = (rest != 0) & ((bits & 1) == 0) & np.isfinite(s)

@@ -217,3 +217,18 @@ def test_a_random_run_is_repeated_by_its_seed(module: Module) -> None:
             hand_over(module, 2, schedule="random", seed=5)
         messages.append(str(raised.value))
     assert messages[0] == messages[1]
+
+
+def test_global_float_atomics_flush_subnormals_and_shared_ones_do_not() -> None:
+    source = r"""
+    extern "C" __global__ void k(float* out, float tiny) {
+      __shared__ float s;
+      s = tiny;
+      atomicAdd(&s, tiny);
+      out[1] = s;
+      atomicAdd(out, tiny);
+    }"""
+    device = Device()
+    out = device.upload(np.zeros(2, np.float32))
+    device.launch(load(compile_cuda(source)), block=(1,), args=[out, 1e-40])
+    assert out.array[0] == 0 and out.array[1] == 2 * np.float32(1e-40)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 
 from .. import Options
 from . import cases, run
 
 
-def main() -> int:
-    """Returns the number of cases that failed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.ptx_emulator.corpus", description=__doc__)
+def main(argv: list[str]) -> int:
+    """Returns the number of cases that failed, 99 at most."""
+    parser = argparse.ArgumentParser(prog="python -m tests.ptx_emulator corpus", description=__doc__)
     parser.add_argument("names", nargs="*", help="run only cases whose target/name contains one of these")
     parser.add_argument("--small", action="store_true", help="only the cases that CI runs")
     parser.add_argument("--target", help="sm_90a, sm_100a, sm_120a or sm_121a")
@@ -20,7 +19,7 @@ def main() -> int:
     parser.add_argument("--schedule", default="earliest", help="earliest, latest or random")
     parser.add_argument("--order", default="forward", help="forward, reversed or shuffled")
     parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(argv)
     options = Options(race=not chosen.no_race, schedule=chosen.schedule, order=chosen.order, seed=chosen.seed)
     failed = 0
     for case in cases(chosen.target, chosen.small):
@@ -39,8 +38,4 @@ def main() -> int:
         print(
             f"{title}: ok, {report.instructions} instructions, {len(report.lints)} lints, {seconds:.1f} s", flush=True
         )
-    return failed
-
-
-if __name__ == "__main__":
-    sys.exit(min(main(), 99))
+    return min(failed, 99)
