@@ -78,8 +78,8 @@ def decode_matrix_descriptor(bits: int, generation: str) -> MatrixDescriptor:
     """Decode the 64-bit descriptor of "wgmma" (PTX ISA 9.7.15.5.1.2.2) or "tcgen05" (PTX ISA 9.7.16.4.1).
 
     ValueError: a reserved bit is set, the tcgen05 constant 0b001 in bits 46-48 is missing, the swizzle code is
-    unassigned. Without a swizzle the base offset has no meaning and is ignored: Triton 3.8 leaves a bit of a stride that
-    nothing uses there.
+    unassigned. Without a swizzle the base offset has no meaning and is ignored: Triton 3.8 leaves a bit of an
+    unused stride there.
     """
     bits = int(bits)
     what = f"{generation} matrix descriptor"

@@ -1,6 +1,6 @@
 """Speed of the emulator on this machine: warp instructions a second, plain and with race detection.
 
-    python -m tests.ptx_emulator speed [--case NAME ...] [--repeat 3]
+python -m tests.ptx_emulator speed [--case NAME ...] [--repeat 3]
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A warp is a list of fragments (program counter, mask of threads). Threads that diverge are fragments of their own; the
 one that is furthest behind in the text goes on first, and fragments that meet merge. With one fragment of all threads
-the mask is None, and generated code takes its fast form. A `Group` is the view of four warps that are at the same place: a
+the mask is None, and generated code takes its fast form. A `Group` is the view of four warps at the same place: a
 straight-line run is then executed once for 128 threads.
 """
 
@@ -47,6 +47,7 @@ class RegisterFile:
             "d": np.zeros((counts["d"], threads), np.uint64),
             "q": np.zeros((counts["q"], threads, 2), np.uint64),
         }
+        self.carry = np.zeros(threads, bool)  # of add.cc and its kin
 
     def clear(self) -> None:
         for file in self.files.values():
@@ -61,7 +62,7 @@ class View:
         self.start = start
         self.width = width
         self.members: list[Warp] = []
-        self.carry = np.zeros(width, bool)
+        self.carry = cta.registers.carry[start : start + width]
         self._specials: dict[str, np.ndarray] = {}
 
     def __getattr__(self, name: str) -> Any:

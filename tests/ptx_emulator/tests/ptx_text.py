@@ -59,5 +59,6 @@ def store_bulk(target: str, source: str, size: int | str) -> str:
 def load_bulk(target: str, source: str, size: int | str, barrier: str) -> str:
     """From global to shared memory; announced, not waited for."""
     return expect(barrier, size) + (
-        f"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{target}], [{source}], {size}, [{barrier}];\n"
+        f"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{target}], [{source}], {size}, "
+        f"[{barrier}];\n"
     )

@@ -48,7 +48,8 @@ extern "C" __global__ void lanes(int* out, int sync) {
   __shared__ int data[32];
   if (threadIdx.x == 0) asm volatile("st.shared.u32 [%0], 7;" ::"r"(addr(&data[1])) : "memory");
   if (sync) __syncwarp();
-  if (threadIdx.x == 1) asm volatile("{.reg .u32 x; ld.shared.u32 x, [%0]; st.global.u32 [%1], x;}" ::"r"(addr(&data[1])), "l"(out));
+  if (threadIdx.x == 1)
+    asm volatile("{.reg .u32 x; ld.shared.u32 x, [%0]; st.global.u32 [%1], x;}" ::"r"(addr(&data[1])), "l"(out));
 }
 extern "C" __global__ void blocks(int* out, int stride) { out[blockIdx.x * stride] = blockIdx.x; }
 extern "C" __global__ void flag(int* data, int* ready, int* out, int fenced) {

@@ -56,6 +56,11 @@ def run(driver: Driver, function, case: Case) -> dict[str, np.ndarray]:
     return outputs
 
 
+def _keep(path: Path, case: Case, results: dict[str, np.ndarray]) -> None:
+    arrays = {f"in.{name}": array for name, array in case.buffers.items()} | results
+    np.savez_compressed(path, allow_pickle=False, **arrays)  # type: ignore[arg-type]
+
+
 def capture(selected: list[Case], out: Path) -> int:
     """Capture cases of one module, printing a line each; the number of failures."""
     driver = Driver()
@@ -68,8 +73,7 @@ def capture(selected: list[Case], out: Path) -> int:
             first = run(driver, function, case)
         except RuntimeError as error:
             # The context is lost: the cases that follow run in another process.
-            kept = {f"in.{name}": array for name, array in case.buffers.items()}
-            np.savez_compressed(out / case.data.name, fault=np.array(str(error)), **kept)
+            _keep(out / case.data.name, case, {"fault": np.array(str(error))})
             print("kept" if case.faults else "fault", case.name, error, flush=True)
             return failures + 1
         second = run(driver, function, case)
@@ -80,9 +84,7 @@ def capture(selected: list[Case], out: Path) -> int:
             continue
         if case.faults:
             print("no fault", case.name, flush=True)
-        arrays = {f"in.{name}": array for name, array in case.buffers.items()}
-        arrays |= {f"out.{name}": array for name, array in first.items()}
-        np.savez_compressed(out / case.data.name, **arrays)
+        _keep(out / case.data.name, case, {f"out.{name}": array for name, array in first.items()})
         print("kept", case.name, flush=True)
     return failures
 

@@ -12,6 +12,7 @@ from . import (
     cases_matrix,
     cases_memory,
     cases_sync,
+    cases_tensor,
     cases_warp,
 )
 from .case import Case
@@ -31,6 +32,7 @@ def cases() -> tuple[Case, ...]:
         cases_warp,
         cases_atomic,
         cases_sync,
+        cases_tensor,
         cases_copy,
         cases_matrix,
     )

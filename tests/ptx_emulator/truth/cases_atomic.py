@@ -111,35 +111,39 @@ def _atomic_inputs(names: list[str], bits: int) -> dict[str, np.ndarray]:
     return {"words": words, "in": given, "out": untouched(words.shape, dtype)}
 
 
+# Word of `totals` (plus the bin): the new value from the old one and a thread's.
+CONTENDED: tuple[tuple[int, Callable[[int, int], int]], ...] = (
+    (0, lambda o, v: o + v),
+    (4, min),
+    (8, lambda o, v: max(signed(o), signed(v))),
+    (12, lambda o, v: o & (v | 0xFF00)),
+    (16, lambda o, v: o | (v & 0xFF00FF)),
+    (20, lambda o, v: o ^ v),
+    (24, lambda o, v: 0 if o >= 12 else o + 1),
+    (32, lambda o, v: o + v),
+    (48, max),
+)
+
+
 def _contended(given: Arrays) -> Arrays:
     totals = [int(v) for v in given["totals"]]
     wide = [int(v) for v in given["wide"]]
-    real = np.zeros(4)
+    real, sums = np.zeros(4), np.zeros(4)
     local = np.zeros((2, 8), np.int64)
     for i, v in enumerate(map(int, given["in"])):
         bin_ = v % 4
-        combine: list[tuple[int, Callable[[int], int]]] = [
-            (0, lambda o, v=v: o + v),
-            (4, lambda o, v=v: min(o, v)),
-            (8, lambda o, v=v: max(signed(o), signed(v))),
-            (12, lambda o, v=v: o & (v | 0xFF00)),
-            (16, lambda o, v=v: o | (v & 0xFF00FF)),
-            (20, lambda o, v=v: o ^ v),
-            (24, lambda o: 0 if o >= 12 else o + 1),
-            (32, lambda o, v=v: o + v),
-            (48, lambda o, v=v: max(o, v)),
-        ]
-        for base, new in combine:
-            totals[base + bin_] = new(totals[base + bin_]) & M32
+        for base, new in CONTENDED:
+            totals[base + bin_] = new(totals[base + bin_], v) & M32
         real[bin_] += v % 64 - 32
         wide[bin_] = (wide[bin_] + (v << 20)) & ((1 << 64) - 1)
         wide[4 + bin_] = max(wide[4 + bin_], v << 8)
-        wide[8 + bin_] += v % 1000  # a double, below
-        local[i // 128, bin_] = (local[i // 128, bin_] + v) & M32
-        local[i // 128, 4 + bin_] = max(signed(int(local[i // 128, 4 + bin_])), signed(v)) & M32
+        sums[bin_] += v % 1000
+        block = local[i // 128]
+        block[bin_] = (block[bin_] + v) & M32
+        block[4 + bin_] = max(signed(int(block[4 + bin_])), signed(v)) & M32
     totals[28:32] = [int(np.float32(r).view(np.uint32)) for r in real]
     totals[40:48] = [int(v) & M32 for v in local.sum(axis=0)]
-    wide[8:12] = [int(np.float64(v).view(np.uint64)) for v in wide[8:12]]
+    wide[8:12] = [int(v) for v in sums.view(np.uint64)]
     return {"totals": np.array(totals, np.uint32), "wide": np.array(wide, np.uint64)}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from .case import Arrays, Case, Struct, integers, raw, u32, u64, untouched
+from .case import Arrays, Case, Struct, always, integers, raw, u32, u64, untouched
 from .exact import BF16, F16, FORMATS, from_integers
 from .images import Operand, operand
 
@@ -295,7 +295,7 @@ def _mma_cases() -> Iterator[Case]:
             },
             outputs=("d",),
             args=("a", "b", "c", "d"),
-            expect=lambda _, expected=expected: {"d": expected},
+            expect=always(d=expected),
         )
     a = integers("mma/f64/a", (8, 4), -1000, 1000)
     b = integers("mma/f64/b", (8, 4), -1000, 1000)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .case import Arrays, Case, Map, i32, integers, raw, u32, untouched
+from .case import Arrays, Case, Map, always, i32, integers, raw, u32, untouched
 from .exact import BF16, from_integers
 from .images import load_box
 
@@ -149,7 +149,7 @@ def _cluster_cases() -> Iterator[Case]:
             block=(1, 1, 1),
             grid=grid,
             cluster=cluster,
-            expect=lambda _, expected=expected: {"out": expected},
+            expect=always(out=expected),
         )
 
 

@@ -1,18 +1,13 @@
-"""Repeat the captured cases in the emulator: `python -m tests.ptx_emulator.truth.replay [TEXT ...] [--schedule S]`.
-
-Every case is launched with the inputs the GPU had, and each output must be what the GPU wrote.
-"""
+"""Repeat the captured cases in the emulator: the inputs the GPU had, and each output must be what the GPU wrote."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-import time
 from functools import cache
 
 import numpy as np
 
 from .. import Device, EmulatorError, Module, Options, Report, load
+from ..tensor_map import TensorMap
 from .case import Case, Map, MapPointer, Struct
 from .cases import cases
 from .compare import describe
@@ -48,7 +43,7 @@ def launch(case: Case, options: Options | None = None) -> tuple[dict[str, np.nda
     device = Device()
     buffers = {name: device.upload(np.ascontiguousarray(array)) for name, array in case.buffers.items()}
 
-    def encode(m: Map):
+    def encode(m: Map) -> TensorMap:
         return device.tensor_map(
             buffers[m.buffer],
             element=m.element,
@@ -85,6 +80,23 @@ def launch(case: Case, options: Options | None = None) -> tuple[dict[str, np.nda
     return {name: buffers[name].array.copy() for name in case.outputs}, report
 
 
+def check(case: Case) -> None:
+    """Compare what the GPU wrote with the case's own expectation, so that a broken kernel is not held for the truth.
+
+    Raises:
+        AssertionError: an output differs, or a launch that should fault ran, or the other way round.
+    """
+    captured = truth(case)
+    if case.faults != ("fault" in captured):
+        raise AssertionError(f"{case.name}: {captured.get('fault', 'the GPU ran it')}, but faults is {case.faults}")
+    if case.expect is None:
+        return
+    expected = case.expect({name: captured[f"in.{name}"] for name in case.buffers})
+    differences = [describe(case, name, expected[name], captured[f"out.{name}"]) for name in case.outputs]
+    if any(differences):
+        raise AssertionError("\n".join(d for d in differences if d))
+
+
 def replay(case: Case, options: Options | None = None) -> Report | None:
     """Run a case and compare it with the GPU; None for a launch that both refuse.
 
@@ -105,34 +117,3 @@ def replay(case: Case, options: Options | None = None) -> Report | None:
         if any(differences):
             raise AssertionError("\n".join(d for d in differences if d))
     return report
-
-
-def main() -> None:
-    """Entry of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("only", nargs="*", help="cases whose name contains one of these")
-    parser.add_argument("--schedule", default="earliest", choices=("earliest", "latest", "random"))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--order", default="forward", choices=("forward", "reversed", "shuffled"))
-    parser.add_argument("--no-race", action="store_true", help="without the race detector")
-    given = parser.parse_args()
-    options = Options(race=not given.no_race, schedule=given.schedule, seed=given.seed, order=given.order)
-    failed = count = 0
-    for case in cases():
-        if given.only and not any(text in case.name for text in given.only):
-            continue
-        begin = time.time()
-        count += 1
-        try:
-            replay(case, options)
-            outcome = "ok"
-        except Exception as error:  # every case is to be listed
-            failed += 1
-            outcome = f"FAILED {type(error).__name__}: {error}"
-        print(f"{case.name:45} {time.time() - begin:5.2f} s  {outcome}", flush=True)
-    print(f"{count - failed} of {count} ok")
-    sys.exit(failed > 0)
-
-
-if __name__ == "__main__":
-    main()
