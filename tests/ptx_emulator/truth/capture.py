@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -57,8 +58,8 @@ def run(driver: Driver, function, case: Case) -> dict[str, np.ndarray]:
 
 
 def _keep(path: Path, case: Case, results: dict[str, np.ndarray]) -> None:
-    arrays = {f"in.{name}": array for name, array in case.buffers.items()} | results
-    np.savez_compressed(path, allow_pickle=False, **arrays)  # type: ignore[arg-type]
+    arrays: Any = {f"in.{name}": array for name, array in case.buffers.items()} | results
+    np.savez_compressed(path, **arrays)
 
 
 def capture(selected: list[Case], out: Path) -> int:
