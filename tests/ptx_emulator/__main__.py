@@ -17,46 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from . import Device, Options, load
-from .errors import KINDS, EmulatorError
-from .lower import load_all, registry
-from .parse import parse
+from . import Device, load, registry
+from .command_line import add_options, options_of
+from .errors import EmulatorError, LaunchError, UnknownInstructions
+from .instruction_set import load_all
 from .profile import summary
-from .schedule import ORDERS, SCHEDULES
 
 TOOLS = {"corpus": "corpus.command", "truth": "truth.command", "mutants": "mutants.command", "speed": "speed"}
 
 
 def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.replace("x", ",").split(","))
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """How a launch is run: shared by the commands."""
-    parser.add_argument("--no-race", action="store_true", help="without happens-before checks")
-    parser.add_argument("--strict", action="store_true", help="demand tcgen05 fences and clean ends too")
-    parser.add_argument("--schedule", choices=SCHEDULES, default="earliest")
-    parser.add_argument("--order", choices=ORDERS, default="forward", help="of the blocks")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of random schedules and orders: the same seed, the same run"
-    )
-    parser.add_argument(
-        "--severity", action="append", default=[], metavar="KIND=LEVEL", help=f"kinds: {', '.join(KINDS)}"
-    )
-    parser.add_argument("--collect", action="store_true", help="list findings instead of stopping at the first")
-
-
-def options_of(args: argparse.Namespace) -> Options:
-    severity = dict(item.split("=", 1) for item in args.severity)
-    return Options(
-        race=not args.no_race,
-        strict=args.strict,
-        schedule=args.schedule,
-        order=args.order,
-        seed=args.seed,
-        severity=severity,
-        collect=args.collect,
-    )
 
 
 def run(argv: list[str]) -> int:
@@ -86,6 +57,8 @@ def run(argv: list[str]) -> int:
     for item in args.map:
         name, _, text = item.partition("=")
         array, *pairs = text.split(",")
+        if array not in values:
+            raise LaunchError(f"--map {item}: no array {array!r}; --array gave {', '.join(values) or 'none'}")
         values[name] = device.tensor_map(values[array], **_map_arguments(pairs))
     module = load(args.file.read_text())
     started = time.perf_counter()
@@ -114,6 +87,8 @@ def _arrays(device: Device, items: list[str]) -> tuple[dict[str, Any], list[tupl
         name, _, text = item.partition("=")
         parts = text.split(":")
         if parts[0] == "empty":
+            if len(parts) < 3:
+                raise LaunchError(f"--array {item}: NAME=empty:DTYPE:SHAPE is needed")
             values[name] = device.empty(numbers(parts[2]), parts[1])
             parts = parts[2:]
         else:
@@ -135,21 +110,26 @@ def _number(text: str) -> int | float:
     try:
         return int(text, 0)
     except ValueError:
+        pass
+    try:
         return float(text)
+    except ValueError:
+        raise LaunchError(f"--args {text}: neither an array, a tensor map nor a number") from None
 
 
 def opcodes(argv: list[str]) -> int:
-    """Without files: every instruction prefix that has a meaning. With files: what of theirs has none."""
-    load_all()
+    """Without files: every instruction prefix that has a meaning. With files: what of theirs has none, and why."""
     if not argv:
+        load_all()
         print("\n".join(registry.names()))
         return 0
     missing: dict[str, str] = {}
     for name in argv:
-        for kernel in parse(Path(name).read_text()).kernels.values():
-            for i in kernel.instructions:
-                if registry.find(i) is None and i.op not in ("bra", "brx", "ret", "exit"):
-                    missing.setdefault(i.name, f"{name} {i.where()}")
+        try:
+            load(Path(name).read_text())
+        except UnknownInstructions as unknown:
+            for opcode, sample in unknown.missing.items():
+                missing.setdefault(opcode, f"{name} {sample}")
     for opcode, sample in sorted(missing.items()):
         print(f"{opcode}: {sample}")
     return 1 if missing else 0
@@ -164,7 +144,7 @@ def main(argv: list[str]) -> int:
         if argv[0] in commands:
             return commands[argv[0]](argv[1:])
         return importlib.import_module(f"{__package__}.{TOOLS[argv[0]]}").main(argv[1:])
-    except EmulatorError as error:
+    except (EmulatorError, OSError) as error:
         print(f"{getattr(error, 'kind', type(error).__name__)}: {error}", file=sys.stderr)
         return 1
 

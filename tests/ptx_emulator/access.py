@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .errors import AlignmentError, BoundsError, UninitialisedError
+from .errors import AlignmentError, BoundsError, RaceError
 from .memory import (
     CONST_WINDOW,
     GLOBAL_BASE,
@@ -21,7 +21,6 @@ from .memory import (
 from .warp import WARP, mask_bits
 
 if TYPE_CHECKING:
-    from .cta import Cta
     from .ir import Instruction
     from .warp import View, Warp
 
@@ -32,7 +31,7 @@ _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 class Spec:
     """What is static about a load, store or atomic."""
 
-    __slots__ = ("bytes", "count", "instruction", "path", "size", "space", "strong", "weak_path", "write")
+    __slots__ = ("bytes", "count", "instruction", "size", "space", "strong", "write")
 
     def __init__(self, instruction: Instruction, space: str, size: int, count: int, write: bool, strong: str) -> None:
         self.instruction = instruction
@@ -41,32 +40,7 @@ class Spec:
         self.count = count  # elements a thread moves
         self.bytes = size * count
         self.write = write
-        self.strong = strong  # "", "relaxed", "acquire", "release", "acq_rel", "volatile"
-        self.path = f"{'store' if write else 'load'} {space or 'generic'}"
-
-
-def shared_generic(
-    warp: Warp,
-    lanes: int,
-    offsets: np.ndarray,
-    lane_of: np.ndarray,
-    size: int,
-    write: bool,
-    instruction: Instruction,
-    cta: Cta | None = None,
-    atomic: bool = False,
-) -> None:
-    """Race check of a generic access to shared memory: `size` bytes at each of `offsets` [n] by lanes `lane_of` [n]."""
-    cta = cta or warp.cta
-    shadow = cta.shared.shadow
-    if shadow is None or warp.actor is None or warp.cta.order is None:
-        return
-    index = offsets >> shadow.shift
-    pieces = size >> shadow.shift
-    if pieces > 1:
-        index = index[:, None] + np.arange(pieces)
-        lane_of = lane_of[:, None]
-    warp.cta.order.generic(warp.actor, lanes, shadow, index, lane_of, write, instruction, atomic)
+        self.strong = strong  # "", "relaxed", "acquire", "release", "acq_rel"
 
 
 def load(view: View, mask: np.ndarray | None, spec: Spec, address: np.ndarray | int) -> np.ndarray:
@@ -106,10 +80,10 @@ def store(view: View, mask: np.ndarray | None, spec: Spec, address: np.ndarray |
         # Warp by warp, so that a check sees what the warp before it stored.
         for k, warp in enumerate(view.members):
             own = slice(k * WARP, (k + 1) * WARP)
-            part = address[own] if isinstance(address, np.ndarray) else address
+            places = address[own] if isinstance(address, np.ndarray) else address
             lanes = None if mask is None else mask[own]
             if lanes is None or lanes.any():
-                store(warp, lanes, spec, part, [v[own] for v in full])
+                store(warp, lanes, spec, places, [v[own] for v in full])
         return
     columns = full if mask is None else [v[mask] for v in full]
     if order is not None and spec.space != "local":
@@ -125,9 +99,28 @@ def store(view: View, mask: np.ndarray | None, spec: Spec, address: np.ndarray |
     try:
         for k, value in enumerate(columns):
             # Lanes are stored in order: of several that write one place, the highest wins.
-            words[index + k if k else index] = value
+            at = index + k if k else index
+            words[at] = value
+            if order is not None and not np.array_equal(words[at], value):
+                _conflict(view, mask, spec, memory, at, value)
     except IndexError:
         raise out_of_bounds(view, memory, spec, offsets) from None
+
+
+def _conflict(
+    view: View, mask: np.ndarray | None, spec: Spec, memory: Memory, at: np.ndarray, value: np.ndarray
+) -> None:
+    """Lanes of one warp stored different values to one place: which stays is undefined."""
+    lost = int(np.flatnonzero(memory.views[spec.size][at] != value)[0])
+    won = int(np.flatnonzero(at == at[lost])[-1])
+    lanes = np.arange(view.width) if mask is None else np.flatnonzero(mask)
+    warp, start = view.members[0], int(at[lost]) * spec.size
+    view.cta.report(
+        RaceError,
+        f"race on {memory.name} memory bytes {start:#x}..{start + spec.size - 1:#x}\n"
+        f"  now:    writes of different values by lanes {lanes[lost] % WARP} and {lanes[won] % WARP} of {warp.label}\n"
+        f"          {spec.instruction.where()}\n  missing: a choice of the lane that writes",
+    )
 
 
 def _unchanged(
@@ -142,7 +135,8 @@ def _unchanged(
     places = address if isinstance(address, np.ndarray) else np.full(view.width, address, np.int64)
     places = places if mask is None else places[mask]
     if int(places[0]) >= GLOBAL_BASE:
-        memory, places = view.cta.launch.device.memory, places - GLOBAL_BASE
+        memory: Memory = view.cta.launch.device.memory
+        places = places - GLOBAL_BASE
     elif spec.space == "shared::cluster" and len(view.cta.cluster.ctas) > 1:
         return np.zeros(granules.size, bool)
     else:
@@ -160,29 +154,34 @@ def _unchanged(
 
 def locate(view: View, mask: np.ndarray | None, spec: Spec, address: np.ndarray | int) -> tuple[Memory, np.ndarray]:
     """Memory and byte offsets of the active threads; checks alignment, bounds and races."""
-    if not isinstance(address, np.ndarray):
-        address = np.full(view.width, address, np.int64)
+    places = address if isinstance(address, np.ndarray) else np.full(view.width, address, np.int64)
     if mask is not None:
-        address = address[mask]
+        places = places[mask]
     cta = view.cta
     n = spec.bytes
-    if n > 1 and np.bitwise_or.reduce(address) & (n - 1):
-        bad = int(address[(address & (n - 1)) != 0][0])
+    # All addresses at once: a negative one shows in the sign, a misaligned one in the low bits.
+    union = int(np.bitwise_or.reduce(places)) if n > 1 or spec.space != "global" else 0
+    if union & (n - 1):
+        bad = int(places[(places & (n - 1)) != 0][0])
         cta.report(AlignmentError, f"address {bad:#x} is no multiple of {n}\n  {spec.instruction.where()}")
     space = spec.space
+    if union < 0 and space not in ("", "global"):
+        raise out_of_bounds(view, cta.shared, spec, places, space)
     if space == "":
-        space, address = _window(view, spec, address)
+        space, places = _window(view, spec, places)
     if space == "global":
-        return _global(view, mask, spec, address - GLOBAL_BASE)
+        return _global(view, mask, spec, places - GLOBAL_BASE)
     if space == "local":
-        return LOCAL, address - LOCAL_WINDOW
+        return LOCAL, places - LOCAL_WINDOW
     if space == "const":
-        return cta.launch.constant, address - CONST_WINDOW
+        if (places < CONST_WINDOW).any():
+            raise out_of_bounds(view, cta.launch.constant, spec, places - CONST_WINDOW)
+        return cta.launch.constant, places - CONST_WINDOW
     if space == "param":
-        return cta.launch.params, address & (WINDOW_BYTES - 1)
+        return cta.launch.params, places & (WINDOW_BYTES - 1)
     target = cta
     if len(cta.cluster.ctas) > 1:
-        ranks = address >> RANK_SHIFT
+        ranks = places >> RANK_SHIFT
         rank = int(ranks[0])
         if (ranks != rank).any():
             raise BoundsError(
@@ -191,14 +190,24 @@ def locate(view: View, mask: np.ndarray | None, spec: Spec, address: np.ndarray 
             )
         if rank >= len(cta.cluster.ctas) or (space != "shared::cluster" and rank != cta.rank):
             raise BoundsError(
-                f"{cta.label}: shared address {int(address[0]):#x} is not of this block\n  {spec.instruction.where()}"
+                f"{cta.label}: shared address {int(places[0]):#x} is not of this block\n  {spec.instruction.where()}"
             )
         target = cta.cluster.ctas[rank]
-        address = address & OFFSET_MASK
+        places = places & OFFSET_MASK
+        if target.live == 0:
+            raise BoundsError(
+                f"{cta.label}: {view.members[0].label} accesses shared memory of {target.label}, which has ended\n"
+                f"  {spec.instruction.where()}\n  missing: a barrier.cluster before its end"
+            )
+    if spec.strong:
+        for warp in view.members:
+            warp.polls += 1
+        if int(places.max()) + n > target.shared.size:  # loads and stores find that out by themselves
+            raise out_of_bounds(view, target.shared, spec, places)
     if target.shared.shadow is not None:
-        _check(view, mask, spec, target.shared, address)
-    cta.launch.count_bytes("load shared" if not spec.write else "store shared", n * len(address))
-    return target.shared, address
+        _check(view, mask, spec, target.shared, places)
+    cta.launch.count_bytes("load shared" if not spec.write else "store shared", n * len(places))
+    return target.shared, places
 
 
 def _parts(view: View, mask: np.ndarray | None, address: np.ndarray) -> list[np.ndarray]:
@@ -241,6 +250,9 @@ def _global(view: View, mask: np.ndarray | None, spec: Spec, offsets: np.ndarray
     low, high = offsets.min(), offsets.max() + n
     if low < 0 or high > memory.top or not (memory.valid[offsets].all() and memory.valid[offsets + (n - 1)].all()):
         raise out_of_bounds(view, memory, spec, offsets)
+    if spec.strong:
+        for warp in view.members:
+            warp.polls += 1
     if memory.shadow is not None:
         _check(view, mask, spec, memory, offsets)
     view.cta.launch.count_bytes("load global" if not spec.write else "store global", n * len(offsets))
@@ -337,7 +349,7 @@ def _local(
     return words[rows, index]
 
 
-def out_of_bounds(view: View, memory: Memory, spec: Spec, offsets: np.ndarray) -> BoundsError:
+def out_of_bounds(view: View, memory: Memory, spec: Spec, offsets: np.ndarray, space: str = "") -> BoundsError:
     n = spec.bytes
     bad = offsets[(offsets < 0) | (offsets + n > memory.size)]
     if memory.name == "global":
@@ -350,10 +362,10 @@ def out_of_bounds(view: View, memory: Memory, spec: Spec, offsets: np.ndarray) -
     base = GLOBAL_BASE if memory.name == "global" else 0
     who = ", ".join(w.label for w in view.members[:1])
     return BoundsError(
-        f"{view.cta.label}: {who} accesses {memory.name} address {first + base:#x} ({n} bytes), "
+        f"{view.cta.label}: {who} accesses {space or memory.name} address {first + base:#x} ({n} bytes), "
         f"outside every allocation\n"
         f"  {spec.instruction.where()}"
     )
 
 
-__all__ = ["Spec", "UninitialisedError", "fence", "load", "locate", "shared_generic", "store", "strong"]
+__all__ = ["Spec", "fence", "load", "locate", "store"]

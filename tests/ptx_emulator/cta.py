@@ -10,7 +10,8 @@ import numpy as np
 from .errors import BoundsError, LeftoverError, TransactionError
 from .hb import ASYNC, EMPTY, TENSOR, Access, Actor, CellShadow, Shadow, Token
 from .memory import POISON_BYTE, RANK_SHIFT, Memory
-from .warp import WARP, Group, RegisterFile, Warp
+from .special_registers import value
+from .warp import WARP, Group, Warp
 
 if TYPE_CHECKING:
     from .ir import Instruction
@@ -42,6 +43,11 @@ class AsyncOp:
             self.queue.remove(self)
         self.done = True
         self.work()
+
+
+def span(shadow: Shadow, start: int, size: int, write: bool, atomic: bool = False) -> Access:
+    """Footprint of `size` contiguous bytes."""
+    return Access(shadow, slice(start >> shadow.shift, (start + size - 1 >> shadow.shift) + 1), write, atomic)
 
 
 class Cta:
@@ -81,7 +87,7 @@ class Cta:
     # Identity ---------------------------------------------------------------------------------------------------------
     def special(self, name: str, start: int, width: int) -> np.ndarray:
         """The value of a special register for `width` threads from `start`."""
-        return self.launch.special(self, name, start, width)
+        return value(self, name, start, width)
 
     def report(self, error: type, message: str) -> None:
         """A failed check: raises or notes it, as `Options.severity` says."""
@@ -117,13 +123,14 @@ class Cta:
         return [op for q in self.queues.values() for op in q]
 
     # Shared memory ----------------------------------------------------------------------------------------------------
-    def resolve_shared(self, address: int) -> tuple[Cta, int]:
+    def resolve_shared(self, address: int, instruction: Instruction | None = None) -> tuple[Cta, int]:
         """Block and offset of a shared address (with a rank) or of a generic one."""
         address &= 0xFF_FFFF_FFFF if address >> 40 == 1 else 0xFFFF_FFFF_FFFF_FFFF
         rank, offset = address >> RANK_SHIFT, address & ((1 << RANK_SHIFT) - 1)
         if rank >= len(self.cluster.ctas):
             raise BoundsError(
                 f"{self.label}: shared address {address:#x} names block rank {rank} of {len(self.cluster.ctas)}"
+                + (f"\n  {instruction.where()}" if instruction is not None else "")
             )
         return self.cluster.ctas[rank], offset
 
@@ -138,7 +145,7 @@ class Cta:
         """Footprint of contiguous bytes."""
         shadow = self.shared.shadow
         assert shadow is not None
-        return Access(shadow, slice(offset >> shadow.shift, (offset + size - 1 >> shadow.shift) + 1), write, atomic)
+        return span(shadow, offset, size, write, atomic)
 
     def shared_access_at(self, offsets: np.ndarray, size: int, write: bool, atomic: bool = False) -> Access:
         """Footprint of pieces of `size` bytes at these offsets."""
@@ -152,8 +159,12 @@ class Cta:
 
     # End --------------------------------------------------------------------------------------------------------------
     def retire(self, warp: Warp) -> None:
+        if warp.actor is not None:
+            warp.actor.leave(warp.live)
         if warp.done:
             self.live -= 1
+            for barrier in self.named.values():
+                barrier.leave()
 
     def end(self) -> None:
         """Checks what a block leaves behind, then lets engines drain."""
@@ -166,12 +177,13 @@ class Cta:
                     f"mbarrier at {offset:#x} ends with {barrier.transactions} bytes announced and not arrived\n"
                     f"  initialised at {barrier.instruction.where()}",
                 )
+        if self.order is not None and self.shared.shadow is not None and len(self.cluster.ctas) > 1:
+            known = 0
+            for warp in self.warps:
+                known |= warp.actor.ended if warp.actor is not None else 0
+            self.order.after_end(self.shared.shadow, self.label, known)
         if self.tensor_columns.any():
             self.report(LeftoverError, f"{int(self.tensor_columns.sum())} tensor memory columns not given back")
         for hook in self.state.get("at_end", ()):
             hook(self)
         self.finished = True
-
-
-def make_registers(counts: dict[str, int], threads: int) -> RegisterFile:
-    return RegisterFile(counts, threads)

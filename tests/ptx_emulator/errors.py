@@ -146,26 +146,4 @@ class BudgetError(Finding):
     kind = "budget"
 
 
-KINDS = tuple(
-    c.kind
-    for c in (
-        RaceError,
-        SameValueRace,
-        ProxyError,
-        TcgenFenceError,
-        PoisonError,
-        UninitialisedError,
-        BoundsError,
-        AlignmentError,
-        BarrierError,
-        LateArrivalError,
-        TransactionError,
-        DeadlockError,
-        ConvergenceError,
-        DescriptorError,
-        TensorMemoryError,
-        TrapError,
-        LeftoverError,
-        BudgetError,
-    )
-)
+KINDS = tuple(c.kind for c in Finding.__subclasses__())

@@ -218,31 +218,6 @@ def f32_to_e5m2(x: np.ndarray, saturate: bool = True, rounding: str = "rn") -> n
     return encode(x, "e5m2", rounding, saturate)
 
 
-def e3m2_to_f32(codes: np.ndarray) -> np.ndarray:
-    return decode(codes, "e3m2")
-
-
-def f32_to_e3m2(x: np.ndarray, rounding: str = "rn") -> np.ndarray:
-    return encode(x, "e3m2", rounding, True)
-
-
-def e2m3_to_f32(codes: np.ndarray) -> np.ndarray:
-    return decode(codes, "e2m3")
-
-
-def f32_to_e2m3(x: np.ndarray, rounding: str = "rn") -> np.ndarray:
-    return encode(x, "e2m3", rounding, True)
-
-
-def e2m1_to_f32(codes: np.ndarray) -> np.ndarray:
-    """4-bit codes, one a byte, to float32."""
-    return decode(codes, "e2m1")
-
-
-def f32_to_e2m1(x: np.ndarray, rounding: str = "rn") -> np.ndarray:
-    return encode(x, "e2m1", rounding, True)
-
-
 def ue8m0_to_f32(codes: np.ndarray) -> np.ndarray:
     """Powers of two: 2**(code - 127); 255 is NaN."""
     codes = np.asarray(codes).astype(np.int64)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .actor import Actor, bits
 from .errors import BarrierError, ProxyError, RaceError, SameValueRace, TcgenFenceError, UninitialisedError
 from .shadow import (
     ASYNC,
@@ -43,103 +44,6 @@ if TYPE_CHECKING:
     from .ir import Instruction
 
 
-class Actor:
-    """What the threads of one warp know."""
-
-    def __init__(self, order: Order, label: str, lanes: int) -> None:
-        self.order = order
-        self.label = label
-        self.all_lanes = lanes  # bits of the threads that exist
-        self.known = (1 << HOST) | (1 << NEVER)
-        self.proxied = 1 << HOST
-        self.before = 0
-        self.after = 0
-        self.extra: dict[int, Token] = {}  # lane -> what it knows beyond the warp
-        self.open: dict[
-            tuple[int, int, bool], int
-        ] = {}  # (lanes, kind, strong) -> event that accesses of now belong to
-        self.unsynced: dict[int, int] = {}  # own event -> its lanes, until the warp synchronises
-        self.checked: set[int] = set()  # values of Shadow.writer found to be known
-        self.checked_sets: set[int] = {0}
-        self.checked_proxy: set[int] = set()
-
-    # Events of this warp ----------------------------------------------------------------------------------------------
-    def event(self, lanes: int, kind: int = GENERIC, strong: bool = False) -> int:
-        key = (lanes, kind, strong)
-        event = self.open.get(key)
-        if event is None:
-            event = self.order.new(kind, self.label)
-            self.open[key] = event
-            self.unsynced[event] = lanes
-        return event
-
-    def release(self, lanes: int) -> Token:
-        """What a release by these lanes carries; later accesses are another event."""
-        known, proxied, before = self.known, self.proxied, self.before
-        if self.unsynced:
-            for event, owners in self.unsynced.items():
-                if not owners & ~lanes:
-                    known |= 1 << event
-            self.open.clear()
-        if self.extra:
-            for lane, token in self.extra.items():
-                if lanes >> lane & 1:
-                    known, proxied, before = known | token.known, proxied | token.proxied, before | token.before
-        return Token(known, proxied, before)
-
-    def acquire(self, lanes: int, token: Token) -> None:
-        if lanes == self.all_lanes:
-            self.known |= token.known
-            self.proxied |= token.proxied
-            self.before |= token.before
-            return
-        for lane in bits(lanes):
-            self.extra[lane] = self.extra.get(lane, EMPTY) | token
-
-    def synchronise(self, lanes: int) -> None:
-        """The threads of `lanes` have met, and each sees what the others did before."""
-        if not self.unsynced and not self.extra:
-            return
-        token = self.release(lanes)
-        if lanes == self.all_lanes:
-            self.known, self.proxied, self.before = token
-            self.unsynced.clear()
-            self.extra.clear()
-        else:
-            for lane in bits(lanes):
-                self.extra[lane] = self.extra.get(lane, EMPTY) | token
-
-    def fence_proxy(self, lanes: int) -> None:
-        token = self.release(lanes)
-        if lanes == self.all_lanes:
-            self.proxied |= token.known
-        else:
-            for lane in bits(lanes):
-                self.extra[lane] = self.extra.get(lane, EMPTY) | Token(0, token.known, 0)
-
-    def fence_before(self, lanes: int) -> None:
-        token = self.release(lanes)
-        if lanes == self.all_lanes:
-            self.before |= token.known
-        else:
-            for lane in bits(lanes):
-                self.extra[lane] = self.extra.get(lane, EMPTY) | Token(0, 0, token.known)
-
-    def fence_after(self, lanes: int, taken: Token = EMPTY) -> None:
-        """tcgen05.fence::after_thread_sync; `taken`: what relaxed waits saw, of which it orders the tcgen05 part."""
-        tensor = Token(taken.known & self.order.tensor_events, 0, taken.before)
-        if tensor.known:
-            self.acquire(lanes, tensor)
-        self.after |= self.release(lanes).before | tensor.before
-
-
-def bits(mask: int) -> Iterable[int]:
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
-
-
 class Order:
     """The events of one launch and the checks. `report` receives (error class, message)."""
 
@@ -152,7 +56,7 @@ class Order:
         self.sets: list[tuple[int, ...]] = [()]
         self._numbers: dict[tuple[int, ...], int] = {(): 0}
         self._added: dict[tuple[int, int], int] = {}
-        self.lanes_of: dict[int, int] = {}
+        self.lanes_of: dict[int, int] = {}  # event of a warp -> lanes that took part in it
         self.variables: dict[tuple[str, int], Token] = {}  # strong accesses: location -> released knowledge
         # Set around a store: granules -> which of them it leaves as they are.
         self.unchanged: Callable[[np.ndarray], np.ndarray] | None = None
@@ -192,9 +96,9 @@ class Order:
         if not found <= actor.checked:
             self._check_writes(actor, shadow, index, lane_of, values, found, write, instruction, atomic)
         if shadow.atomics is not None and not atomic:
-            self._check_set(actor, shadow, shadow.atomics, index, write, instruction, "an atomic")
+            self._check_set(actor, shadow, shadow.atomics, index, lane_of, write, instruction, "an atomic")
         if write:
-            self._check_set(actor, shadow, shadow.readers, index, write, instruction, "a read")
+            self._check_set(actor, shadow, shadow.readers, index, lane_of, write, instruction, "a read")
         if atomic and shadow.atomics is None:
             shadow.atomics = np.zeros(len(shadow.writer), np.int32)
         if atomic:
@@ -279,20 +183,17 @@ class Order:
                 continue
             hit = values == value
             lanes = np.broadcast_to(lane_of, values.shape)[hit]
-            if event in actor.unsynced:
-                others = lanes[shadow.lane[index][hit] != lanes]
-                if all(self._lane_knows(actor, lane, event) for lane in set(others.tolist())):
-                    continue
-            elif all(self._lane_knows(actor, lane, event) for lane in set(lanes.tolist())):
+            writers = shadow.lane[index][hit]
+            if event in actor.unsynced and (writers == lanes).all():
                 continue
-            places = np.broadcast_to(index, values.shape)[hit]
+            pairs = list(zip(lanes.tolist(), writers.tolist(), strict=True))
+            bad = {pair for pair in set(pairs) if not actor.knows(pair[0], event, pair[1])}
+            if not bad:
+                continue
+            places = np.broadcast_to(index, values.shape)[hit][[pair in bad for pair in pairs]]
             same = write and self.kinds[event] == GENERIC and self.unchanged is not None
             error = SameValueRace if same and self.unchanged(places).all() else RaceError  # type: ignore[misc]
             self._race(actor.label, shadow, places.flat[0], write, instruction, value, "a write", error)
-
-    def _lane_knows(self, actor: Actor, lane: int, event: int) -> bool:
-        token = actor.extra.get(lane)
-        return token is not None and bool(token.known >> event & 1)
 
     def _check_set(
         self,
@@ -300,6 +201,7 @@ class Order:
         shadow: Shadow,
         table: np.ndarray,
         index: np.ndarray,
+        lane_of: np.ndarray,
         write: bool,
         instruction: Instruction,
         what: str,
@@ -317,9 +219,14 @@ class Order:
                 certain = False
                 if not write and self.kinds[event] == STRONG_READ:
                     continue
-                # Lanes of one warp: which lane read is not kept, so order among them is not checked here.
-                if event in actor.unsynced or any(t.known >> event & 1 for t in actor.extra.values()):
+                if any(t.known >> event & 1 for t in actor.extra.values()):
                     continue
+                # Which lane read is not kept, only which lanes did: enough where none of them is here now.
+                owners = actor.unsynced.get(event)
+                if owners is not None:
+                    here = set(np.broadcast_to(lane_of, numbers.shape)[numbers == number].tolist())
+                    if owners == actor.all_lanes or any(owners >> lane & 1 for lane in here):
+                        continue
                 granule = np.broadcast_to(index, numbers.shape)[numbers == number].flat[0]
                 self._race(actor.label, shadow, granule, write, instruction, value, what)
             if certain:
@@ -448,6 +355,26 @@ class Order:
             fresh[numbers == number] = result
         table[index] = fresh
 
+    def after_end(self, shadow: Shadow, label: str, known: int) -> None:
+        """Shared memory ends with its block: what other blocks did there must have happened before.
+
+        `label` of the block, `known` to its threads when they ended. PTX ISA, "Distributed shared memory".
+        """
+        tables = [("a read", shadow.readers), ("an atomic", shadow.atomics)]
+        found = [("a write", int(v)) for v in np.unique(shadow.writer)]
+        found += [
+            (what, v) for what, table in tables if table is not None for n in np.unique(table) for v in self.sets[n]
+        ]
+        for what, value in found:
+            event = value >> INDEX_BITS
+            if event > BARRIER and not known >> event & 1 and not self.owners[event].endswith(label):
+                self.report(
+                    RaceError,
+                    f"race on {shadow.label}\n  now:    {label} ends\n  before: {self.describe(value, what)}\n"
+                    f"  missing: a barrier.cluster, or a wait by {label}, after it",
+                )
+                return
+
     # Strong accesses: a location that is synchronised through ---------------------------------------------------------
     def publish(self, memory: str, location: int, token: Token) -> None:
         key = (memory, location)
@@ -476,7 +403,12 @@ class Order:
         event = value >> INDEX_BITS
         if error is SameValueRace and self._noted(instruction, value):
             return
-        if self.kinds[event] == GENERIC:
+        if shadow.label == "global memory" and self.kinds[event] in (GENERIC, STRONG_READ):
+            missing = (
+                f"a barrier, or a release by {self.owners[event]} after it (a fence and then a strong write or an "
+                f"atomic) that {label} acquires before this (sees it, then a fence)"
+            )
+        elif self.kinds[event] in (GENERIC, STRONG_READ):
             missing = f"a barrier that {self.owners[event]} arrives at after it and {label} waits for before this"
         else:
             missing = (

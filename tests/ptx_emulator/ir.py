@@ -18,7 +18,6 @@ SIZES = {
 }
 # Register class by size in bytes; predicates have their own.
 CLASS_OF_SIZE = {1: "h", 2: "h", 4: "w", 8: "d", 16: "q"}
-SIZE_OF_CLASS = {"h": 2, "w": 4, "d": 8, "q": 16}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import operator
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .cta import Cta
-from .errors import KINDS, Finding, LaunchError
+from .errors import KINDS, EmulatorError, Finding, LaunchError, UnknownInstructions
 from .hb import HOST, Order, Shadow, Token
 from .ir import SIZES, Kernel, ParsedModule
 from .memory import GLOBAL_BASE, Buffer, GlobalMemory, Memory
@@ -23,6 +23,8 @@ from .warp import RegisterFile
 
 MAX_SHARED = 227 * 1024
 MAX_THREADS = 1024
+MAX_GRID = ((1 << 31) - 1, 65535, 65535)
+MAX_BLOCK = (1024, 1024, 64)
 # Findings that a correct kernel of another compiler may have: see README.
 DEFAULT_SEVERITY = {"tcgen05-fence": "lint", "leftover": "lint", "same-value": "lint", "late-arrival": "lint"}
 STRICT_SEVERITY: dict[str, str] = {}
@@ -57,6 +59,12 @@ class Options:
         for name, allowed in (("schedule", SCHEDULES), ("order", ORDERS)):
             if getattr(self, name) not in allowed:
                 raise LaunchError(f"{name}={getattr(self, name)!r}: allowed are {', '.join(allowed)}")
+        for name, least in (("resident", 1), ("max_instructions", 1), ("seed", 0)):
+            number = getattr(self, name)
+            if not isinstance(number, (int, np.integer)) or number < least:
+                raise LaunchError(f"{name}={number!r}: a whole number of at least {least}")
+        if not isinstance(self.severity, dict):
+            raise LaunchError(f"severity={self.severity!r}: a dict, kind -> level")
         for kind, level in self.severity.items():
             if kind not in KINDS or level not in ("error", "lint", "ignore"):
                 raise LaunchError(
@@ -104,10 +112,16 @@ class Module:
 
 
 def load(text: str) -> Module:
-    """Parses and lowers PTX. Raises `PtxSyntaxError`, or `UnknownInstructions` with all that are missing."""
+    """Parses and lowers PTX. Raises `PtxSyntaxError`, or `UnknownInstructions` with all that the module lacks."""
     module = Module(parse(text))
+    missing: dict[str, str] = {}
     for name in module.parsed.kernels:
-        module.program(name)
+        try:
+            module.program(name)
+        except UnknownInstructions as unknown:
+            missing = {**unknown.missing, **missing}
+    if missing:
+        raise UnknownInstructions(missing)
     return module
 
 
@@ -115,18 +129,29 @@ class Device:
     """Global memory of one GPU, and launches on it."""
 
     def __init__(self, bytes: int = 256 << 20) -> None:
+        if not isinstance(bytes, (int, np.integer)) or bytes < 0:
+            raise LaunchError(f"bytes={bytes!r}: a whole number")
         self.memory = GlobalMemory(bytes)
         self.tensor_maps: list[TensorMap] = []
-        self._variables: dict[int, tuple[int, Memory]] = {}
+        self._variables: dict[Module, tuple[int, Memory]] = {}
 
     def upload(self, array: np.ndarray) -> Buffer:
         """Copies an array into new global memory."""
-        return self.memory.upload(np.asarray(array))
+        array = np.asarray(array)
+        if array.dtype.hasobject:
+            raise LaunchError(f"array: {array.dtype} has no bytes; numbers are needed")
+        return self.memory.upload(array)
 
     def empty(self, shape: int | Sequence[int], dtype: Any) -> Buffer:
         """New global memory; reading it before writing is a finding."""
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        return self.memory.empty(shape, np.dtype(dtype))
+        try:
+            shape = tuple(operator.index(n) for n in ((shape,) if np.ndim(shape) == 0 else shape))  # type: ignore[arg-type,union-attr]
+            kind = np.dtype(dtype)
+        except TypeError as reason:
+            raise LaunchError(f"shape={shape!r}, dtype={dtype!r}: {reason}") from None
+        if min(shape, default=0) < 0 or kind.hasobject:
+            raise LaunchError(f"shape={shape!r}, dtype={dtype!r}: no memory has these")
+        return self.memory.empty(shape, kind)
 
     def tensor_map(self, buffer: Buffer, **kwargs: Any) -> TensorMap:
         """A tiled tensor map of `buffer`; arguments as tensor_map.encode."""
@@ -136,8 +161,7 @@ class Device:
 
     def variables(self, module: Module) -> tuple[int, Memory]:
         """(offset of the module's .global variables, its constant bank), made at the first launch."""
-        key = id(module)
-        if key not in self._variables:
+        if module not in self._variables:
             placed = [v for v in module.parsed.variables.values()]
             size = max((v.offset + v.size for v in placed if v.space == "global"), default=0)
             base = self.memory.allocate(size, True)
@@ -151,8 +175,8 @@ class Device:
                 where = self.memory.u8 if v.space == "global" else constant.u8
                 start = v.offset + (base if v.space == "global" else 0)
                 where[start : start + v.size] = np.frombuffer(bytes(data), np.uint8)
-            self._variables[key] = (base, constant)
-        return self._variables[key]
+            self._variables[module] = (base, constant)
+        return self._variables[module]
 
     def variable(self, module: Module, name: str, dtype: Any = np.uint8) -> np.ndarray:
         """Live view of a .global variable."""
@@ -175,18 +199,47 @@ class Device:
 
         Raises `LaunchError` before anything ran, or a `Finding` of the run.
         """
+        if not isinstance(module, Module) or not isinstance(options, (Options, type(None))):
+            raise LaunchError(
+                f"module and options: {type(module).__name__}, {type(options).__name__}; what load returns and Options"
+            )
         launch = Launch(self, module, kernel, grid, block, cluster, shared, args, options or Options())
         # Overflow, invalid operations and division by zero are ordinary in float instructions.
         with np.errstate(all="ignore"):
-            run_grid(launch)
+            try:
+                run_grid(launch)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as reason:
+                raise _failed(launch, reason) from reason
             return launch.close()
 
 
-def _triple(name: str, value: Sequence[int] | int) -> tuple[int, int, int]:
-    parts = (value,) if isinstance(value, int) else tuple(int(v) for v in value)
+def _failed(launch: Launch, reason: Exception) -> EmulatorError:
+    """Operands that ptxas would refuse are not all checked here: a failure of Python's gets its PTX lines."""
+    where = ""
+    trace = reason.__traceback__
+    while trace is not None:
+        names = trace.tb_frame.f_locals
+        if isinstance(names.get("pc"), int) and names["pc"] >= 0 and isinstance(names.get("steps"), list):
+            step = names["steps"][names["pc"]]
+            where = launch.program.instructions[names["pc"]].where()
+            where += f" (one of {step.length} instructions from here)" if step.length > 1 else ""
+        trace = trace.tb_next
+    return EmulatorError(
+        f"{launch.kernel.name}: {type(reason).__name__}: {reason}; an operand of a wrong kind (does ptxas accept it?), "
+        f"or a defect of the emulator\n  {where}"
+    )
+
+
+def _triple(name: str, value: Any, most: tuple[int, int, int] = MAX_GRID) -> tuple[int, int, int]:
+    try:
+        parts = tuple(operator.index(v) for v in ((value,) if np.ndim(value) == 0 else value))
+    except TypeError:
+        parts = ()
     if not 1 <= len(parts) <= 3 or min(parts) < 1:
         raise LaunchError(f"{name}={value!r}: one to three positive numbers")
     x, y, z = (*parts, 1, 1)[:3]
+    if x > most[0] or y > most[1] or z > most[2]:
+        raise LaunchError(f"{name}={value!r}: at most {most}")
     return x, y, z
 
 
@@ -209,10 +262,13 @@ class Launch:
         self.options = options
         self.program = module.program(kernel)
         k = self.kernel = self.program.kernel
+        self.program.reset_counts()  # of a launch that a finding ended
         self.grid, self.block = _triple("grid", grid), _triple("block", block)
         self.cluster = _triple("cluster", cluster or k.cluster or (1, 1, 1))
         self.threads = self.block[0] * self.block[1] * self.block[2]
         self.blocks = self.grid[0] * self.grid[1] * self.grid[2]
+        if not isinstance(shared, (int, np.integer)) or shared < 0:
+            raise LaunchError(f"shared={shared!r}: a whole number of bytes")
         self.shared_bytes = align_up(k.dynamic_shared_offset + shared if shared else k.static_shared, 16)
         self.dynamic_bytes = shared
         self._check_shape(k)
@@ -234,10 +290,17 @@ class Launch:
         self._files: list[RegisterFile] = []
         self.queue: list[tuple[int, int, int]] = []  # clusters not started: cluster launch control takes from here
         self.instructions = 0
+        self.clock = 0  # counted on by reads of the clock registers
 
     def _check_shape(self, k: Kernel) -> None:
+        if self.blocks > self.options.max_instructions:
+            raise LaunchError(
+                f"grid={self.grid}: {self.blocks} blocks do not end within {self.options.max_instructions} instructions"
+            )
         if self.threads > MAX_THREADS:
             raise LaunchError(f"block={self.block}: {self.threads} threads, at most {MAX_THREADS}")
+        if any(n > most for n, most in zip(self.block, MAX_BLOCK, strict=True)):
+            raise LaunchError(f"block={self.block}: at most {MAX_BLOCK}")
         for name, limit, exact in (("reqntid", k.required_block, True), ("maxntid", k.max_block, False)):
             if limit is None:
                 continue
@@ -257,6 +320,8 @@ class Launch:
             )
 
     def _place_arguments(self, k: Kernel, args: Sequence[Any]) -> None:
+        if not isinstance(args, Sequence):
+            raise LaunchError(f"args={args!r}: a list, one for each of {len(k.params)} parameters")
         if len(args) != len(k.params):
             raise LaunchError(f"args: {len(args)} given, {k.name} has {len(k.params)} parameters")
         for p, value in zip(k.params, args, strict=True):
@@ -274,12 +339,7 @@ class Launch:
     def release(self, cta: Cta) -> None:
         self._files.append(cta.registers)
 
-    def special(self, cta: Cta, name: str, start: int, width: int) -> np.ndarray:
-        from .special_registers import value
-
-        return value(cta, name, start, width)
-
-    def finding(self, error: type, message: str) -> None:
+    def finding(self, error: type[Finding], message: str) -> None:
         """A failed check, by severity: raised, collected, noted or ignored."""
         level = self.severity.get(error.kind, "error")
         if level == "ignore":
@@ -349,7 +409,3 @@ def granules(kernel: Kernel) -> tuple[int, int]:
         for s in spaces:
             smallest[s] = min(smallest[s], size)
     return smallest["shared"], smallest["global"]
-
-
-def with_options(options: Options | None, **changes: Any) -> Options:
-    return dataclasses.replace(options or Options(), **changes)

@@ -435,25 +435,6 @@ def packed_register_cells(shape: str, count: int, split: int = 0) -> tuple[np.nd
     return lane, column
 
 
-@lru_cache(maxsize=64)
-def wgmma_accumulator(n: int, dtype_bits: int = 32) -> tuple[np.ndarray, np.ndarray]:
-    """D of wgmma m64nNk*: (row, column) of each value a thread of the warpgroup holds (PTX ISA 9.7.15.5.1.1).
-
-    dtype_bits 32: int64 [n/2 registers, 128 threads]; 16: int64 [n/4 registers, 2 halves, 128 threads].
-    """
-    if n % 8 or not 8 <= n <= 256:
-        raise ValueError(f"wgmma N is {n}; allowed: multiples of 8 from 8 to 256")
-    if dtype_bits not in (16, 32):
-        raise ValueError(f"wgmma accumulators have {dtype_bits} bits; allowed: 16, 32")
-    value, thread = _grid(n // 2, 128)
-    row = 16 * (thread // 32) + thread % 32 // 4 + 8 * ((value // 2) % 2)
-    column = 2 * (thread % 4) + value % 2 + 8 * (value // 4)
-    if dtype_bits == 16:
-        row, column = row.reshape(n // 4, 2, 128), column.reshape(n // 4, 2, 128)
-    row, column = _freeze(row, column)
-    return row, column
-
-
 @lru_cache(maxsize=8)
 def wgmma_a_fragment(element_bytes: int) -> tuple[np.ndarray, np.ndarray]:
     """A of wgmma in registers: (row, k), each int64 [4 registers, 4/element_bytes subs, 128 threads] (9.7.15.5.1.1)."""
@@ -525,32 +506,6 @@ def mma_fragments(shape: str, element_bytes: int, accumulator_bytes: int = 4) ->
     value = register * per_register + sub
     c = Fragment(*_freeze(thread // 4 + 8 * (value // 2), 2 * (thread % 4) + value % 2))
     return MmaFragments(a, b, c)
-
-
-@lru_cache(maxsize=4)
-def ldmatrix_fragment(transposed: bool) -> Fragment:
-    """ldmatrix / stmatrix .m8n8 .b16: coordinates in ONE 8x8 matrix, int64 [2 subs, 32 threads] (PTX ISA 9.7.14.5.15).
-
-    With .xN, matrix j is register j, and thread 8*j + i supplies the address of its row i (16 bytes).
-    movmatrix.trans is the plain fragment read and the transposed one written.
-    """
-    sub, thread = _grid(2, 32)
-    first, second = _freeze(thread // 4, 2 * (thread % 4) + sub)
-    return Fragment(second, first) if transposed else Fragment(first, second)
-
-
-@lru_cache(maxsize=4)
-def matrix_b8_fragment(store: bool) -> Fragment:
-    """Transposed 8-bit matrices: coordinates in one matrix, int64 [registers, 4 subs, 32 threads] (9.7.14.5.15).
-
-    ldmatrix.m16n16.trans.b8: 16 rows of 16 bytes in 2 registers; of .xN matrix j takes registers 2j and 2j+1, thread
-    16*j + i addresses its row i. stmatrix.m16n8.trans.b8: 8 rows of 16 bytes, 1 register, thread 8*j + i.
-    The load follows Triton's lowering, which runs on hardware; CuTe 4.2 states another order for it (not the store).
-    """
-    register, sub, thread = _grid(1 if store else 2, 4, 32)
-    if store:
-        return Fragment(*_freeze(2 * (thread % 4) + sub % 2, thread // 4 + 8 * (sub // 2)))
-    return Fragment(*_freeze(4 * (thread % 4) + sub, thread // 4 + 8 * register))
 
 
 @lru_cache(maxsize=8)

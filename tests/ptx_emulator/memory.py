@@ -42,7 +42,9 @@ class Memory:
     def __init__(self, name: str, size: int, fill: int = 0) -> None:
         self.name = name
         self.size = size
-        self.u8 = np.full(-(-size // 16) * 16, fill, np.uint8)
+        padded = -(-size // 16) * 16
+        # Pages of zeros cost nothing until they are touched.
+        self.u8 = np.full(padded, fill, np.uint8) if fill else np.zeros(padded, np.uint8)
         self.views: dict[int, np.ndarray] = {
             1: self.u8,
             2: self.u8.view(np.uint16),
@@ -70,17 +72,7 @@ class GlobalMemory(Memory):
     GAP = 256
 
     def __init__(self, size: int) -> None:
-        self.name = "global"
-        self.size = size
-        self.u8 = np.zeros(size, np.uint8)
-        self.views: dict[int, np.ndarray] = {
-            1: self.u8,
-            2: self.u8.view(np.uint16),
-            4: self.u8.view(np.uint32),
-            8: self.u8.view(np.uint64),
-        }
-        self.u16, self.u32, self.u64 = self.views[2], self.views[4], self.views[8]
-        self.shadow = None
+        super().__init__("global", size)
         self.valid = np.zeros(size, bool)
         self.written = np.zeros(size, bool)
         self.top = self.GAP

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .ir import Address, Imm, Mem, Reg, Special, Vec
-from .lower.registry import Unsupported
+from .registry import Unsupported
+from .special_registers import NAMES
+from .warp import DTYPES
 
 if TYPE_CHECKING:
     from .warp import Warp
 
 Scalar = Callable[["Warp", int], int]
-_LIST = {"p": "p", "h": "u16", "w": "u32", "d": "u64"}
+_LIST = {"p": "p", "h": "u16", "w": "u32", "d": "u64", "q": "q"}
 
 
 def scalar(operand: object) -> Scalar:
@@ -29,7 +31,7 @@ def scalar(operand: object) -> Scalar:
         space, at = operand.space, operand.offset
         return lambda warp, lane: warp.address(space, at)
     if isinstance(operand, Special):
-        name = operand.name
+        name = _special(operand)
         return lambda warp, lane: int(warp.special(name)[lane])
     if isinstance(operand, Reg):
         index, negated = operand.index, operand.negated
@@ -40,6 +42,12 @@ def scalar(operand: object) -> Scalar:
             return lambda warp, lane: int(not getattr(warp, rows)[index][lane])
         return lambda warp, lane: int(getattr(warp, rows)[index][lane])
     raise Unsupported(f"operand {operand!r}")
+
+
+def _special(operand: Special) -> str:
+    if operand.name not in NAMES:
+        raise Unsupported(f"special register %{operand.name}")
+    return operand.name
 
 
 def signed(get: Scalar, bits: int = 32) -> Scalar:
@@ -60,16 +68,16 @@ def vector(operand: object, kind: str = "u32") -> Callable[[Warp], np.ndarray]:
         if operand.cls == "p":
             return (lambda warp: ~warp.p[index]) if operand.negated else (lambda warp: warp.p[index])
         if operand.cls == "h" and kind[1:] != "16":
-            return lambda warp: warp.u16[index].astype(np.dtype(_NUMPY[kind]))
+            return lambda warp: warp.u16[index].astype(DTYPES[kind])
         return lambda warp: getattr(warp, kind)[index]
     if isinstance(operand, Imm):
         full = np.full(32, operand.value & ((1 << int(kind[1:])) - 1), np.dtype(f"u{int(kind[1:]) // 8}")).view(
-            _NUMPY[kind]
+            DTYPES[kind]
         )
         return lambda warp: full
     if isinstance(operand, Special):
-        name = operand.name
-        return lambda warp: warp.special(name).astype(_NUMPY[kind])
+        name = _special(operand)
+        return lambda warp: warp.special(name).astype(DTYPES[kind])
     if isinstance(operand, (Address, Mem)):
         get = scalar(operand)
         if isinstance(operand, Mem) and isinstance(operand.base, Reg):
@@ -79,17 +87,9 @@ def vector(operand: object, kind: str = "u32") -> Callable[[Warp], np.ndarray]:
     raise Unsupported(f"operand {operand!r}")
 
 
-_NUMPY = {
-    "u16": np.uint16,
-    "s16": np.int16,
-    "f16": np.float16,
-    "u32": np.uint32,
-    "s32": np.int32,
-    "f32": np.float32,
-    "u64": np.uint64,
-    "s64": np.int64,
-    "f64": np.float64,
-}
+def row(warp: Warp, register: Reg) -> np.ndarray:
+    """The raw values of a register, one a lane: bool, or unsigned; a live view."""
+    return getattr(warp, _LIST[register.cls])[register.index]
 
 
 def lanes(mask: np.ndarray | None) -> list[int]:
@@ -109,7 +109,7 @@ def registers(operand: object) -> list[int]:
     items = operand.items if isinstance(operand, Vec) else (operand,)
     if not all(isinstance(r, Reg) for r in items):
         raise Unsupported(f"a vector of registers is needed, not {operand!r}")
-    return [r.index for r in items]  # type: ignore[union-attr]
+    return [r.index for r in items]
 
 
 def immediate(operand: object, name: str) -> int:

@@ -50,6 +50,10 @@ _PARAM = re.compile(
 _MNEMONIC = re.compile(r"[\w.:]+")
 _REGISTER_RANGE = re.compile(r"(%?[\w$]+)<(\d+)>")
 _MAX_INLINE_DEPTH = 16
+# Statements whose parts are missing or of a wrong kind fail in these ways; they become a PtxSyntaxError with the line.
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+_MAX_REGISTERS = 1 << 16  # of a kernel, after inlining
+_MAX_LOCAL = 512 << 10  # bytes a thread: the limit of the hardware
 
 
 @dataclass
@@ -91,6 +95,8 @@ def align_up(value: int, alignment: int) -> int:
 
 def parse(text: str) -> ParsedModule:
     """Reads a module. Raises `PtxSyntaxError` with the line of what it cannot read."""
+    if not isinstance(text, str):
+        raise PtxSyntaxError(f"PTX text is a str, not {type(text).__name__}")
     return _ModuleParser(text).run()
 
 
@@ -107,9 +113,19 @@ class _ModuleParser:
         found = statements(self.module.text)
         i = 0
         while i < len(found):
-            i = self._top_level(found, i)
+            try:
+                i = self._top_level(found, i)
+            except _MALFORMED as reason:
+                raise _unreadable(found[i], reason) from reason
+        for v in self.module.variables.values():
+            for _, name, _ in v.relocations:
+                if name not in self.module.variables:
+                    raise PtxSyntaxError(f"initial value of {v.name!r}: no .global or .const variable {name!r}")
         for entry in self.entries:
-            self.module.kernels[entry.name] = _KernelParser(self, entry).run()
+            try:
+                self.module.kernels[entry.name] = _KernelParser(self, entry).run()
+            except _MALFORMED as reason:
+                raise _unreadable(entry.statement, reason) from reason
         return self.module
 
     def _top_level(self, found: list[Statement], i: int) -> int:
@@ -126,6 +142,8 @@ class _ModuleParser:
             return self._function(found, i)
         elif (match := _VARIABLE.match(s.text)) and match["space"] in ("global", "const", "shared"):
             self._variable(match, s)
+        elif re.search(r"\.(global|const|shared)\b", s.text):
+            raise PtxSyntaxError(f"line {s.line}: {s.text[:80]!r} declares nothing that can be read")
         elif word[0] != ".":
             raise PtxSyntaxError(f"line {s.line}: {s.text[:80]!r} closes nothing or stands outside of every function")
         return i + 1
@@ -143,6 +161,8 @@ class _ModuleParser:
             match["name"], names, results, found[i + 2 : end - 1], s, match["directives"], match["params"] or ""
         )
         if match["kind"] == "entry":
+            if any(e.name == function.name for e in self.entries):
+                raise PtxSyntaxError(f"line {s.line}: a second kernel {function.name!r}")
             self.entries.append(function)
         else:
             self.functions[function.name] = function
@@ -162,8 +182,14 @@ class _ModuleParser:
         variable = Variable(name, space, offset, size, align)
         if match["init"]:
             variable.data, variable.relocations = _initial(match["init"], match["type"], s)
+            if len(variable.data) > size:
+                raise PtxSyntaxError(f"line {s.line}: {len(variable.data)} bytes of values for {name!r} of {size}")
         (self.shared if space == "shared" else self.module.variables)[name] = variable
         self.addresses[name] = Address(space, offset, name)
+
+
+def _unreadable(s: Statement, reason: Exception) -> PtxSyntaxError:
+    return PtxSyntaxError(f"line {s.line}: cannot read {s.text[:80]!r} ({type(reason).__name__}: {reason})")
 
 
 def _skip_body(found: list[Statement], i: int) -> int:
@@ -247,7 +273,13 @@ class _KernelParser:
             self.pending.append(("ret", "ret", [], self.entry.statement, top, None))
         dynamic = self._place_dynamic()
         for word, text, arguments, s, scope, loc in self.pending:
-            self.instructions.append(self._instruction(word, text, arguments, s, scope, loc))
+            try:
+                self.instructions.append(self._instruction(word, text, arguments, s, scope, loc))
+            except _MALFORMED as reason:
+                raise _unreadable(s, reason) from reason
+        if self.local_end > _MAX_LOCAL:
+            line = self.entry.statement.line
+            raise PtxSyntaxError(f"line {line}: {self.local_end} bytes of local memory a thread, at most {_MAX_LOCAL}")
         return Kernel(
             name=self.entry.name,
             params=params,
@@ -305,14 +337,20 @@ class _KernelParser:
                 current = current.parent
             elif text.endswith(":"):
                 last_label = text[:-1]
+                if last_label in current.labels:
+                    raise PtxSyntaxError(f"line {s.line}: a second label {last_label!r} in one scope")
                 current.labels[last_label] = Label(last_label, len(self.pending))
                 self.labels.setdefault(last_label, len(self.pending))
             elif text.startswith(".branchtargets"):
                 current.targets[last_label] = split_arguments(text[len(".branchtargets") :])
-            elif text[0] == ".":
-                self._directive(text, s, current)
             else:
-                self._statement(text, s, current, calls)
+                try:
+                    if text[0] == ".":
+                        self._directive(text, s, current)
+                    else:
+                        self._statement(text, s, current, calls)
+                except _MALFORMED as reason:
+                    raise _unreadable(s, reason) from reason
 
     def _directive(self, text: str, s: Statement, scope: _Scope) -> None:
         if text.startswith(".loc "):
@@ -324,11 +362,15 @@ class _KernelParser:
                 raise PtxSyntaxError(f"line {s.line}: {text!r}")
             for name in split_arguments(match[2]):
                 ranged = _REGISTER_RANGE.fullmatch(name)
+                if (int(ranged[2]) if ranged else 1) + sum(self.counts.values()) > _MAX_REGISTERS:
+                    raise PtxSyntaxError(f"line {s.line}: more than {_MAX_REGISTERS} registers")
                 names = [f"{ranged[1]}{i}" for i in range(int(ranged[2]))] if ranged else [name]
                 for n in names:
                     scope.registers[n] = self._new_register(match[1], s)
         elif match := _VARIABLE.match(text):
             self._local_variable(match, s, scope)
+        elif re.match(r"\.(extern|global|const|shared|local|param)\b", text):
+            raise PtxSyntaxError(f"line {s.line}: {text[:80]!r} declares nothing that can be read")
 
     def _new_register(self, kind: str, s: Statement) -> Reg:
         cls = "p" if kind == "pred" else CLASS_OF_SIZE.get(SIZES.get(kind, 0))
@@ -414,6 +456,8 @@ class _KernelParser:
             found = scope.find("registers", name.lstrip("!"))
             if not isinstance(found, Reg):
                 raise PtxSyntaxError(f"line {s.line}: predicate {name!r}")
+            if found.cls != "p":
+                raise PtxSyntaxError(f"line {s.line}: {name!r} guards {text!r} and is no predicate")
             pred = Reg("p", found.index, name[0] == "!")
         values = tuple(self._operand(a, s, scope) for a in arguments)
         return Instruction(op, tuple(mods), pred, values, text, s.line, loc, len(self.instructions))

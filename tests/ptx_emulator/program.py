@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import UnknownInstructions
+from .instruction_set import load_all
 from .ir import Instruction, Kernel, Label, Mem, Pair, Reg, Targets, Vec
-from .lower import load_all
 from .lower.code import Code
-from .lower.registry import BRANCH, EXIT, JUMP_TABLE, NORMAL, WAIT, SpecialEntry, Unsupported, find
+from .registry import BRANCH, EXIT, JUMP_TABLE, NORMAL, WAIT, SpecialEntry, Unsupported, find
 
+# How builders fail on operands that are missing or of a wrong kind; the form is then refused like an unknown one.
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError)
 # A longer run is cut: what is generated stays small, and a warp gives way now and then.
 LONGEST_RUN = 400
 _STORES = ("st", "red", "stmatrix", "bar", "barrier", "mbarrier", "cp", "fence", "prefetch", "setmaxnreg", "wgmma")
@@ -30,6 +32,7 @@ class Step:
     touches: int = 0  # registers named, a bit each
     writes: int = 0  # registers written
     owns_registers: bool = False
+    aligned: bool = False  # all threads of the warp execute it together
     count: int = 0  # executions by a warp
 
 
@@ -109,6 +112,8 @@ class Program:
                 entry(code, i)
         except Unsupported as reason:
             missing.setdefault(i.name, f"{i.where()} -- {reason}")
+        except _MALFORMED as reason:
+            missing.setdefault(i.name, f"{i.where()} -- operands ({type(reason).__name__}: {reason})")
 
     def _run(self, start: int, end: int, entries: list[Any], missing: dict[str, str]) -> None:
         step = Step(next=end, length=end - start)
@@ -118,9 +123,11 @@ class Program:
         self.steps[start] = step
         try:
             step.run = self._generate(start, end, entries, False)
-        except Unsupported:
+        except (Unsupported, *_MALFORMED, SyntaxError):
             for n in range(start, end):
                 self._try(self.instructions[n], entries[n], missing)
+            if not missing:
+                raise
             return
 
         def masked(view: Any, mask: Any) -> None:
@@ -143,19 +150,26 @@ class Program:
         step = Step(pred=i.pred, next=n + 1, touches=self.registers_of[n], writes=self.written_by[n])
         self.steps[n] = step
         if i.op == "bra":
+            if len(i.args) != 1 or not isinstance(i.args[0], Label):
+                missing.setdefault(i.name, f"{i.where()} -- one label is needed")
+                return
             step.kind, step.target = BRANCH, i.args[0].target
         elif i.op in ("ret", "exit"):
             step.kind = EXIT
         elif i.op == "brx":
-            step.kind, step.target = JUMP_TABLE, i.args[1].targets
-            register = i.args[0].index
-            step.special = lambda warp: warp.u32[register]
+            register, table = i.args if len(i.args) == 2 else (None, None)
+            if not isinstance(register, Reg) or register.cls != "w" or not isinstance(table, Targets) or i.pred:
+                missing.setdefault(i.name, f"{i.where()} -- a 32-bit register and .branchtargets are needed, no guard")
+                return
+            step.kind, step.target = JUMP_TABLE, table.targets
+            index = register.index
+            step.special = lambda warp: warp.u32[index]
         else:
             step.kind, step.owns_registers = entry.kind, entry.owns_registers
             try:
-                step.special = entry.builder(self.kernel, i)
-            except Unsupported as reason:
-                missing.setdefault(i.name, f"{i.where()} -- {reason}")
+                step.special, step.aligned = entry.builder(self.kernel, i), i.op == "bar" or i.has("aligned")
+            except (Unsupported, *_MALFORMED):
+                self._try(i, entry, missing)
 
     def reset_counts(self) -> None:
         for step in self.steps:

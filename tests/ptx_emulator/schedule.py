@@ -78,9 +78,13 @@ def run_grid(launch: Launch) -> None:
             active.append(Cluster(launch, launch.queue.pop(0)))
             for c in active:
                 c.spun = 0
-        elif progress == 0 and active and not any(_pump(launch, c) for c in active):
-            launch.finding(DeadlockError, _waiting(launch, active, "nobody can go on"))
-            return
+        elif active and (progress == 0 or spinning):
+            # Who polls a word in memory may wait for what an engine's operation lets another warp do.
+            for c in active:
+                c.spun = 0
+            if not any(_pump(launch, c) for c in active) and progress == 0:
+                launch.finding(DeadlockError, _waiting(launch, active, "nobody can go on"))
+                return
 
 
 def _waiting(launch: Launch, active: list[Cluster], why: str) -> str:
@@ -121,10 +125,11 @@ def _run_group(launch: Launch, group: Group) -> int:
         others = frozenset(f.pc for w in waiting if w is not warp for f in w.fragments)
         n = warp.run(program, SLICE, others)
         total += n
-        if n == 0:
-            blocked.add(warp.number)
-        else:
+        if n:
             blocked.clear()
+        # One that polls gets somewhere each time: the others come first, or it would use up every slice.
+        if n == 0 or (not warp.done and n < SLICE and _place(warp) not in others):
+            blocked.add(warp.number)
         together = group.run(program, SLICE)
         if together:
             total += together

@@ -17,15 +17,27 @@ INDEX_MASK = (1 << INDEX_BITS) - 1
 GENERIC, ASYNC, TENSOR, COPY, STRONG_READ = 1, 2, 3, 4, 5
 
 
+# Of no event a part. Nobody may change it: tokens share it.
+NO_PARTS: dict[int, int] = {}
+
+
 class Token(NamedTuple):
     """What a release carries: sets of events, as integers."""
 
     known: int = 0
     proxied: int = 0
     before: int = 0
+    parts: dict[int, int] = NO_PARTS  # event of which only some lanes released their share -> those lanes
 
-    def __or__(self, other: Token) -> Token:  # type: ignore[override]
-        return Token(self.known | other.known, self.proxied | other.proxied, self.before | other.before)
+    def __or__(self, other: Token) -> Token:
+        parts = merged(self.parts, other.parts) if other.parts else self.parts
+        return Token(self.known | other.known, self.proxied | other.proxied, self.before | other.before, parts)
+
+
+def merged(a: dict[int, int], b: dict[int, int]) -> dict[int, int]:
+    if not a:
+        return b
+    return a | {event: lanes | a.get(event, 0) for event, lanes in b.items()}
 
 
 EMPTY = Token()
@@ -67,7 +79,7 @@ class Access(NamedTuple):
     """A part of an asynchronous operation's footprint."""
 
     shadow: Shadow
-    index: np.ndarray | slice  # granules
+    index: np.ndarray | slice  # type: ignore[assignment]  # granules; tuple.index is not needed
     write: bool
     atomic: bool = False  # a reduction: unordered with other reductions
     proxy: bool = True  # goes through the async proxy (needs a proxy fence after generic writes)

@@ -10,17 +10,31 @@ if TYPE_CHECKING:
     from .cta import Cta
 
 _CLOCK_STEP = 16
+_TRIPLES = ("tid", "ntid", "ctaid", "nctaid", "cluster_nctaid", "cluster_ctaid", "clusterid", "nclusterid")
+_CLOCKS = ("clock", "clock_hi", "globaltimer_lo", "globaltimer_hi")
+_WIDE_CLOCKS = ("clock64", "globaltimer")
+NAMES = frozenset(
+    (
+        *(f"{base}.{axis}" for base in _TRIPLES for axis in "xyz"),
+        *(f"lanemask_{kind}" for kind in ("eq", "lt", "le", "gt", "ge")),
+        *_CLOCKS,
+        *_WIDE_CLOCKS,
+        *("laneid", "warpid", "nwarpid", "smid", "nsmid", "gridid"),
+        *("cluster_ctarank", "cluster_nctarank", "is_explicit_cluster"),
+        *("total_smem_size", "dynamic_smem_size", "aggr_smem_size", "reserved_smem_offset_0"),
+    )
+)
 
 
 def value(cta: Cta, name: str, start: int, width: int) -> np.ndarray:
     """[width] uint32 (uint64 for the 64-bit clocks) for threads start..start+width-1 of the block.
 
-    Clocks count on with every read; they are no measure of time. Raises `KeyError` for a register that does not exist.
+    `name` is one of `NAMES`. Clocks count on with every read; they are no measure of time.
     """
     launch = cta.launch
     thread = np.arange(start, start + width, dtype=np.uint32)
     base, _, axis = name.partition(".")
-    n = "xyz".find(axis) if axis else -1
+    n = "xyz".find(axis)
     if base == "tid":
         x, y, _z = launch.block
         return (thread % x, thread // x % y, thread // (x * y))[n].astype(np.uint32)
@@ -33,7 +47,7 @@ def value(cta: Cta, name: str, start: int, width: int) -> np.ndarray:
         "clusterid": tuple(b // c for b, c in zip(cta.block, launch.cluster, strict=True)),
         "nclusterid": tuple(g // c for g, c in zip(launch.grid, launch.cluster, strict=True)),
     }
-    if base in triples and n >= 0:
+    if base in triples:
         return np.full(width, triples[base][n], np.uint32)
     lane = thread % 32
     if name == "laneid":
@@ -42,15 +56,15 @@ def value(cta: Cta, name: str, start: int, width: int) -> np.ndarray:
         return (thread // 32).astype(np.uint32)
     if name.startswith("lanemask_"):
         return _lane_mask(name[9:], lane)
-    if name in ("clock64", "globaltimer"):
-        launch.clock = getattr(launch, "clock", 0) + _CLOCK_STEP
+    if name in _WIDE_CLOCKS:
+        launch.clock += _CLOCK_STEP
         return np.full(width, launch.clock, np.uint64)
-    if name in ("clock", "clock_hi", "globaltimer_lo", "globaltimer_hi"):
-        launch.clock = getattr(launch, "clock", 0) + _CLOCK_STEP
+    if name in _CLOCKS:
+        launch.clock += _CLOCK_STEP
         return np.full(width, launch.clock if name in ("clock", "globaltimer_lo") else 0, np.uint32)
     constants = {
-        "nwarpid": len(cta.warps) if hasattr(cta, "warps") else 0,
-        "smid": cta.state.get("smid", 0),
+        "nwarpid": -(-cta.threads // 32),
+        "smid": 0,
         "nsmid": 132,
         "gridid": 0,
         "cluster_ctarank": cta.rank,
@@ -61,8 +75,6 @@ def value(cta: Cta, name: str, start: int, width: int) -> np.ndarray:
         "aggr_smem_size": launch.shared_bytes,
         "reserved_smem_offset_0": 0,
     }
-    if name not in constants:
-        raise KeyError(f"special register %{name}")
     return np.full(width, constants[name], np.uint32)
 
 

@@ -12,13 +12,19 @@ import numpy as np
 
 from . import Device, Options, load
 from .corpus import cases
+from .errors import LaunchError
 
 DEFAULT_CASES = ("sm_100a/triton/attention_ws",)
 
 
 def measure(name: str, race: bool, repeat: int) -> tuple[int, list[float]]:
-    """(warp instructions, seconds of each launch) of a case of the corpus; parsing and lowering are not timed."""
-    case = next(c for c in cases() if f"{c.target}/{c.name}" == name)
+    """(warp instructions, seconds of each launch) of a case of the corpus; parsing and lowering are not timed.
+
+    Raises `LaunchError` for a name that no case has.
+    """
+    case = next((c for c in cases() if f"{c.target}/{c.name}" == name), None)
+    if case is None:
+        raise LaunchError(f"--case {name}: no such case; `corpus` prints their names")
     program = case.make()
     module = load(program.ptx)
     seconds, instructions = [], 0
@@ -26,16 +32,7 @@ def measure(name: str, race: bool, repeat: int) -> tuple[int, list[float]]:
         device = Device()
         args, _expected = program.build(device, np.random.default_rng(0))
         started = time.perf_counter()
-        report = device.launch(
-            module,
-            grid=program.grid,
-            block=program.block,
-            cluster=program.cluster,
-            shared=program.shared,
-            kernel=program.kernel,
-            args=args,
-            options=Options(race=race),
-        )
+        report = program.launch(device, module, args, Options(race=race))
         seconds.append(time.perf_counter() - started)
         instructions = report.instructions
     return instructions, seconds

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import PoisonError
-from .lower.registry import BRANCH, EXIT, JUMP_TABLE, WAIT
+from .errors import BoundsError, PoisonError
+from .ir import CLASS_OF_SIZE
 from .memory import CONST_WINDOW, GLOBAL_BASE, LOCAL_WINDOW, RANK_SHIFT, WINDOWS
+from .registry import BRANCH, EXIT, JUMP_TABLE, WAIT
 
 if TYPE_CHECKING:
     from .cta import Cta
@@ -23,16 +24,20 @@ if TYPE_CHECKING:
 
 WARP = 32
 ALL_LANES = 0xFFFFFFFF
-_FILES = {
-    "u16": ("h", np.uint16),
-    "s16": ("h", np.int16),
-    "f16": ("h", np.float16),
-    "u32": ("w", np.uint32),
-    "s32": ("w", np.int32),
-    "f32": ("w", np.float32),
-    "u64": ("d", np.uint64),
-    "s64": ("d", np.int64),
-    "f64": ("d", np.float64),
+# After so many polls another fragment goes on: threads of a warp make progress each (PTX ISA, Independent Thread
+# Scheduling), and the one that is furthest behind may wait for one of the others.
+POLLS = 64
+# The lists of register rows that a View has besides `p` and `q`, each with the dtype of its rows.
+DTYPES = {
+    "u16": np.uint16,
+    "s16": np.int16,
+    "f16": np.float16,
+    "u32": np.uint32,
+    "s32": np.int32,
+    "f32": np.float32,
+    "u64": np.uint64,
+    "s64": np.int64,
+    "f64": np.float64,
 }
 
 
@@ -68,9 +73,9 @@ class View:
     def __getattr__(self, name: str) -> Any:
         files = self.cta.registers.files
         columns = slice(self.start, self.start + self.width)
-        if name in _FILES:
-            file, dtype = _FILES[name]
-            rows = list(files[file].view(dtype)[:, columns])
+        if name in DTYPES:
+            dtype = np.dtype(DTYPES[name])
+            rows = list(files[CLASS_OF_SIZE[dtype.itemsize]].view(dtype)[:, columns])
         elif name in ("p", "q"):
             rows = list(files[name][:, columns])
         else:
@@ -129,6 +134,8 @@ class Warp(View):
         self.owners: dict[int, int] = {}  # pending register -> index of the instruction that took it
         self.written = 0  # registers written since the last wgmma.fence
         self.rotation = 0
+        self.ahead = False  # a fragment goes on before one that polls
+        self.polls = 0  # strong accesses and failed waits of a diverged warp: it may spin for its own lanes
         self.actor: Actor | None = None
         self.state: dict[str, Any] = {}  # engines keep what they know of a warp here
         self.waiting = ""  # why it stands still: said by the instruction that blocks
@@ -155,6 +162,7 @@ class Warp(View):
             if blocked:
                 if len(self.fragments) > 1 and tries < 2 * len(self.fragments):
                     self.rotation += 1
+                    self.polls, self.ahead = 0, False
                     tries += 1
                     continue
                 return done
@@ -167,21 +175,26 @@ class Warp(View):
     def _next_fragment(self) -> Fragment:
         fragments = self.fragments
         if len(fragments) == 1:
+            self.polls = 0
             return fragments[0]
         fragments.sort(key=_pc)
         i = 0
         while i + 1 < len(fragments):
             a, b = fragments[i], fragments[i + 1]
             if a.pc == b.pc:
+                assert a.mask is not None and b.mask is not None  # two fragments: neither has all threads
                 a.mask = a.mask | b.mask
                 del fragments[i + 1]
             else:
                 i += 1
         if len(fragments) == 1:
-            self.rotation = 0
-            if self.live == ALL_LANES and mask_bits(fragments[0].mask) == ALL_LANES:
+            self.rotation, self.polls, self.ahead = 0, 0, False
+            mask = fragments[0].mask
+            if mask is not None and self.live == ALL_LANES and mask_bits(mask) == ALL_LANES:
                 fragments[0].mask = None
             return fragments[0]
+        if self.polls > POLLS:
+            self.rotation, self.polls, self.ahead = self.rotation + 1, 0, True
         return fragments[self.rotation % len(fragments)]
 
     def _advance(
@@ -201,6 +214,7 @@ class Warp(View):
                 if base is None:
                     step.run(self, None)
                 else:
+                    assert step.run_masked is not None
                     step.run_masked(self, base)
                 pc = step.next
                 done += step.length
@@ -233,6 +247,9 @@ class Warp(View):
             mask = None if n == WARP and base is None else mask.copy()
             if mask is not None and base is not None and n == np.count_nonzero(base):
                 mask = base
+        if self.ahead and step.aligned and len(self.fragments) > 1:
+            self.waiting = "the other threads of the warp"
+            return BLOCKED
         kind = step.kind
         if kind == WAIT:
             self.waiting = ""
@@ -272,7 +289,8 @@ class Warp(View):
         active = self.lanes if base is None else np.flatnonzero(base)
         numbers = sorted(set(chosen[active].tolist()))
         if numbers[-1] >= len(step.target):
-            raise IndexError(f"brx.idx {numbers[-1]} of {len(step.target)} targets")
+            where = self.cta.program.instructions[fragment.pc].where()
+            raise BoundsError(f"{self.label}: brx.idx {numbers[-1]} of {len(step.target)} targets\n  {where}")
         if len(numbers) == 1:
             return step.target[numbers[0]]
         self.fragments.remove(fragment)

@@ -43,16 +43,7 @@ def run(case: Case, options: Options | None = None, seed: int = 0) -> Report:
     program = case.make()
     device = Device()
     arguments, expected = program.build(device, np.random.default_rng(seed))
-    report = device.launch(
-        load(program.ptx),
-        kernel=program.kernel,
-        grid=program.grid,
-        block=program.block,
-        cluster=program.cluster,
-        shared=program.shared,
-        args=arguments,
-        options=options,
-    )
+    report = program.launch(device, load(program.ptx), arguments, options)
     for result in expected:
         result.check()
     return report

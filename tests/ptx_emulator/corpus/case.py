@@ -11,7 +11,7 @@ import numpy as np
 from .. import formats
 
 if TYPE_CHECKING:
-    from ..launch import Device
+    from ..launch import Device, Module, Options, Report
     from ..memory import Buffer
     from .compile import Compiled
 
@@ -104,6 +104,19 @@ class Program:
     cluster: tuple[int, int, int]
     shared: int
     build: Build
+
+    def launch(self, device: Device, module: Module, args: list[Any], options: Options) -> Report:
+        """Runs it on arguments that `build` made; `module` is the loaded `ptx`."""
+        return device.launch(
+            module,
+            kernel=self.kernel,
+            grid=self.grid,
+            block=self.block,
+            cluster=self.cluster,
+            shared=self.shared,
+            args=args,
+            options=options,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

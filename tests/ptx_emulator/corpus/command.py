@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from .. import Options
+from ..command_line import add_options, options_of
 from . import cases, run
 
 
@@ -15,17 +15,15 @@ def main(argv: list[str]) -> int:
     parser.add_argument("names", nargs="*", help="run only cases whose target/name contains one of these")
     parser.add_argument("--small", action="store_true", help="only the cases that CI runs")
     parser.add_argument("--target", help="sm_90a, sm_100a, sm_120a or sm_121a")
-    parser.add_argument("--no-race", action="store_true", help="without race detection")
-    parser.add_argument("--schedule", default="earliest", help="earliest, latest or random")
-    parser.add_argument("--order", default="forward", help="forward, reversed or shuffled")
-    parser.add_argument("--seed", type=int, default=0)
+    add_options(parser)
     chosen = parser.parse_args(argv)
-    options = Options(race=not chosen.no_race, schedule=chosen.schedule, order=chosen.order, seed=chosen.seed)
-    failed = 0
+    options = options_of(chosen)
+    failed = count = 0
     for case in cases(chosen.target, chosen.small):
         title = f"{case.target}/{case.name}"
         if chosen.names and not any(name in title for name in chosen.names):
             continue
+        count += 1
         start = time.perf_counter()
         try:
             report = run(case, options, chosen.seed)
@@ -38,4 +36,5 @@ def main(argv: list[str]) -> int:
         print(
             f"{title}: ok, {report.instructions} instructions, {len(report.lints)} lints, {seconds:.1f} s", flush=True
         )
+    print(f"{count - failed} of {count} cases agree")
     return min(failed, 99)

@@ -17,8 +17,9 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
+
+from ..compile import cache_folder
 
 ARCHITECTURES = {"sm_90a": 90, "sm_100a": 100, "sm_120a": 120, "sm_121a": 121}
 
@@ -40,14 +41,6 @@ class Compiled:
     scratch: int
     scratch_align: int
     descriptors: tuple[Mapping[str, Any], ...]
-
-
-def cache_folder() -> Path:
-    """The folder of PTX_EMULATOR_CACHE, or one in the temporary directory; created when it is missing."""
-    named = os.environ.get("PTX_EMULATOR_CACHE")
-    folder = Path(named) if named else Path(tempfile.gettempdir()) / f"ptx_emulator_cache_{os.getuid()}"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 class _Driver:
@@ -100,8 +93,8 @@ def compile_ptx(
     """PTX of a `triton.jit` or `gluon.jit` function, from the cache or compiled.
 
     Args:
-        signature: Triton type of each run-time parameter ("*fp16", "i32", "tensordesc<...>"). Pointers and 64-bit
-            strides are taken to be multiples of 16; so is an i32 whose type is spelled "i32:16".
+        signature: Triton type of each run-time parameter ("*fp16", "i32", "tensordesc<...>"). Pointers are taken
+            to be multiples of 16; so is an i32 whose type is spelled "i32:16".
         constants: value of each constexpr parameter.
         target: one of ARCHITECTURES.
         options: num_warps, num_stages, num_ctas, ... as Triton names them.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -172,15 +172,7 @@ def backward(
     return program(compiled, (keys // block[1], 1), arguments)
 
 
-def cases() -> list[Case]:
-    """Attention, by target. `triton/attention_ws` is what speed is measured on."""
-    found: list[Case] = []
-
-    def add(
-        name: str, target: str, small: bool, make: Any, *arguments: Any, known: tuple[str, ...] = (), **options: Any
-    ) -> None:
-        found.append(Case(f"triton/{name}", target, small, lambda: make(target, *arguments, **options), known))
-
+def _sm100_forward(add: Callable[..., None]) -> None:
     t = "sm_100a"
     add("attention_ws", t, False, forward_descriptors, "fp16", 64, (128, 128), (128, 4096), num_stages=2)
     add("attention_ws-128x64", t, True, forward_descriptors, "fp16", 64, (128, 64), (128, 320), num_stages=2)
@@ -215,6 +207,10 @@ def cases() -> list[Case]:
     )
     add("attention_blocks-bf16", t, True, block_sparse, "bf16", 64, 64, 4, 3, num_stages=2)
     add("attention_delta-bf16", t, True, delta, "bf16", 64, 128, 64)
+
+
+def _sm100_backward(add: Callable[..., None]) -> None:
+    t = "sm_100a"
     add("attention_backward-64x64-bf16", t, True, backward, "bf16", 64, (64, 64), (128, 64), num_stages=1)
     # The pipelined loop has no fence.proxy.async between waiting for cp.async and the tcgen05.mma that reads what it
     # brought; the other kernels with cp.async have one.
@@ -273,6 +269,8 @@ def cases() -> list[Case]:
         num_warps=8,
     )
 
+
+def _sm90(add: Callable[..., None]) -> None:
     t = "sm_90a"
     add("attention-64x64-fp16", t, True, forward, "fp16", 64, (64, 64), (64, 192), num_stages=2)
     add(
@@ -290,8 +288,23 @@ def cases() -> list[Case]:
     )
     add("attention_backward-64x64-bf16", t, True, backward, "bf16", 64, (64, 64), (128, 64), num_stages=1)
 
+
+def _sm12x(add: Callable[..., None]) -> None:
     for t in ("sm_120a", "sm_121a"):
         small = t == "sm_121a"
         add("attention-64x32-causal-fp16", t, small, forward, "fp16", 64, (64, 32), (64, 64), 1, True, num_stages=2)
         add("attention_backward-32x32-bf16", t, small, backward, "bf16", 64, (32, 32), (64, 32), num_stages=1)
+
+
+def cases() -> list[Case]:
+    """Attention, by target. `triton/attention_ws` is what speed is measured on."""
+    found: list[Case] = []
+
+    def add(
+        name: str, target: str, small: bool, make: Any, *arguments: Any, known: tuple[str, ...] = (), **options: Any
+    ) -> None:
+        found.append(Case(f"triton/{name}", target, small, lambda: make(target, *arguments, **options), known))
+
+    for family in (_sm100_forward, _sm100_backward, _sm90, _sm12x):
+        family(add)
     return found

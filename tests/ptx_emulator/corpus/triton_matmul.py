@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from .case import KINDS, Case, Program, empty, program, upload
 from .compile import compile_ptx
 from .references import quarters
 
+BLOCK = (128, 128, 64)
 SIZES = {"M": "i32:16", "N": "i32:16", "K": "i32:16"}
 
 
@@ -164,16 +165,9 @@ def persistent(
     return program(compiled, (programs,), arguments)
 
 
-def cases() -> list[Case]:
-    """The products, by target."""
-    found: list[Case] = []
-
-    def add(name: str, target: str, small: bool, make: Any, *arguments: Any, **options: Any) -> None:
-        found.append(Case(f"triton/{name}", target, small, lambda: make(target, *arguments, **options)))
-
-    b = (128, 128, 64)
+def _sm100(add: Callable[..., None]) -> None:
     t = "sm_100a"
-    add("matmul-128x128x64-fp16", t, True, pointers, "fp16", "fp16", b, (128, 128, 320))
+    add("matmul-128x128x64-fp16", t, True, pointers, "fp16", "fp16", BLOCK, (128, 128, 320))
     add("matmul-64x128x64-bf16", t, True, pointers, "bf16", "bf16", (64, 128, 64), (128, 128, 256))
     add("matmul-128x64x128-e4m3", t, True, pointers, "e4m3", "fp16", (128, 64, 128), (128, 64, 384))
     add("matmul-128x64x64-e5m2", t, False, pointers, "e5m2", "fp32", (128, 64, 64), (128, 128, 256))
@@ -205,9 +199,9 @@ def cases() -> list[Case]:
         accumulator=tl.float16,
     )
     add("matmul_split_k-bf16", t, True, split_k, (128, 64, 64), (128, 64, 512), 2)
-    add("matmul_device_descriptors-bf16", t, True, device_descriptors, "bf16", b, (200, 136, 200))
-    add("matmul_ws-128x128x64-bf16", t, True, device_descriptors, "bf16", b, (128, 256, 448), True)
-    add("matmul_host_descriptors-fp16", t, True, host_descriptors, "fp16", "fp16", b, (136, 128, 264))
+    add("matmul_device_descriptors-bf16", t, True, device_descriptors, "bf16", BLOCK, (200, 136, 200))
+    add("matmul_ws-128x128x64-bf16", t, True, device_descriptors, "bf16", BLOCK, (128, 256, 448), True)
+    add("matmul_host_descriptors-fp16", t, True, host_descriptors, "fp16", "fp16", BLOCK, (136, 128, 264))
     add(
         "matmul_host_descriptors-64x64x32-e4m3",
         t,
@@ -219,7 +213,9 @@ def cases() -> list[Case]:
         (128, 64, 160),
         "b",
     )
-    add("matmul_host_descriptors-transposed_ab", t, True, host_descriptors, "bf16", "bf16", b, (128, 128, 192), "ab")
+    add(
+        "matmul_host_descriptors-transposed_ab", t, True, host_descriptors, "bf16", "bf16", BLOCK, (128, 128, 192), "ab"
+    )
     add("matmul_ws_host-fp16", t, True, host_descriptors, "fp16", "fp16", (128, 64, 64), (256, 64, 384), "", True)
     add(
         "matmul_cluster-256x128x64",
@@ -234,16 +230,20 @@ def cases() -> list[Case]:
     )
     add("matmul_persistent-fp16", t, True, persistent, "fp16", (128, 64, 64), (384, 128, 192), 2)
     add("matmul_persistent_ws-fp16", t, True, persistent, "fp16", (128, 64, 64), (384, 128, 192), 2, True)
-    add("matmul_persistent_ws-large", t, False, persistent, "bf16", b, (768, 512, 512), 4, True)
+    add("matmul_persistent_ws-large", t, False, persistent, "bf16", BLOCK, (768, 512, 512), 4, True)
 
+
+def _sm90(add: Callable[..., None]) -> None:
     t = "sm_90a"
-    add("matmul-128x128x64-fp16", t, True, pointers, "fp16", "fp16", b, (128, 128, 256))
+    add("matmul-128x128x64-fp16", t, True, pointers, "fp16", "fp16", BLOCK, (128, 128, 256))
     add("matmul-64x64x64-e4m3", t, True, pointers, "e4m3", "fp16", (64, 64, 64), (64, 64, 256))
     add("matmul-64x64x32-tf32", t, True, pointers, "fp32", "fp32", (64, 64, 32), (64, 64, 128))
-    add("matmul_ws-128x128x64-bf16", t, True, device_descriptors, "bf16", b, (128, 128, 448), True)
-    add("matmul_cluster-128x128x64", t, True, host_descriptors, "fp16", "fp16", b, (128, 128, 192), num_ctas=2)
-    add("matmul_persistent-fp16", t, False, persistent, "fp16", b, (384, 256, 192), 2)
+    add("matmul_ws-128x128x64-bf16", t, True, device_descriptors, "bf16", BLOCK, (128, 128, 448), True)
+    add("matmul_cluster-128x128x64", t, True, host_descriptors, "fp16", "fp16", BLOCK, (128, 128, 192), num_ctas=2)
+    add("matmul_persistent-fp16", t, False, persistent, "fp16", BLOCK, (384, 256, 192), 2)
 
+
+def _sm12x(add: Callable[..., None]) -> None:
     for t in ("sm_120a", "sm_121a"):
         small = t == "sm_121a"
         add("matmul-64x64x32-fp16", t, small, pointers, "fp16", "fp16", (64, 64, 32), (64, 64, 128), num_stages=2)
@@ -259,4 +259,15 @@ def cases() -> list[Case]:
             (72, 64, 136),
             num_stages=2,
         )
+
+
+def cases() -> list[Case]:
+    """The products, by target."""
+    found: list[Case] = []
+
+    def add(name: str, target: str, small: bool, make: Any, *arguments: Any, **options: Any) -> None:
+        found.append(Case(f"triton/{name}", target, small, lambda: make(target, *arguments, **options)))
+
+    for family in (_sm100, _sm90, _sm12x):
+        family(add)
     return found

@@ -12,14 +12,16 @@ from .. import access
 from ..errors import BarrierError, ConvergenceError, TrapError
 from ..hb import EMPTY, Token
 from ..ir import Instruction, Kernel, Reg
-from ..lower.registry import WAIT, Unsupported, special
 from ..operands import Scalar, first_lane, lanes, scalar
+from ..registry import WAIT, Unsupported, special
+from .warp_ops import by_members
 
 if TYPE_CHECKING:
     from ..cta import Cta
     from ..warp import Warp
 
 NAMED_BARRIERS = 16
+Count = Callable[["Warp", int], "int | None"]
 
 
 @dataclass
@@ -27,6 +29,7 @@ class Named:
     """One of the 16 barriers of a block."""
 
     expected: int = 0  # threads of the running phase, 0 = nobody has come
+    everybody: bool = False  # no count was stated: all threads of the block that have not exited
     arrived: int = 0
     phase: int = 0
     token: Token = EMPTY
@@ -36,14 +39,25 @@ class Named:
     votes: list[np.ndarray] = field(default_factory=list)
     result: tuple[int, bool, bool] = (0, True, False)  # popc, and, or of the finished phase
 
+    def leave(self) -> None:
+        """A warp has exited: a barrier of the whole block waits for the others alone."""
+        if self.everybody and self.expected:
+            self.expected -= 32
+            if self.arrived == self.expected:
+                _complete(self)
+
 
 def _named(cta: Cta, number: int) -> Named:
     return cta.named.setdefault(number, Named())
 
 
-def _enter(warp: Warp, mask: np.ndarray | None, i: Instruction, number: int, count: int, waits: bool) -> Named | None:
-    """Counts a warp in. A warp counts as 32 threads, whatever part of it executes (the barrier is per warp)."""
+def _enter(warp: Warp, mask: np.ndarray | None, i: Instruction, number: int, stated: int | None) -> Named | None:
+    """Counts a warp in. A warp counts as 32 threads, whatever part of it executes (the barrier is per warp).
+
+    `stated`: the thread count of the instruction; without one, all threads that have not exited take part.
+    """
     cta = warp.cta
+    count = cta.live * 32 if stated is None else stated
     if not 0 <= number < NAMED_BARRIERS:
         cta.report(BarrierError, f"barrier {number}: 0..{NAMED_BARRIERS - 1} are allowed\n  {i.where()}")
         return None
@@ -52,7 +66,7 @@ def _enter(warp: Warp, mask: np.ndarray | None, i: Instruction, number: int, cou
         return None
     b = _named(cta, number)
     if b.expected == 0:
-        b.expected, b.first = count, i
+        b.expected, b.first, b.everybody = count, i, stated is None
     elif b.expected != count:
         assert b.first is not None
         cta.report(
@@ -84,13 +98,7 @@ def _aligned(i: Instruction) -> bool:
     return i.op == "bar" or i.has("aligned")
 
 
-def _count(i: Instruction, operand: object | None) -> Callable[[Warp, int], int]:
-    if operand is None:
-        return lambda warp, lane: -(-warp.cta.threads // 32) * 32
-    return scalar(operand)
-
-
-def _build_sync(i: Instruction, number: Scalar, count: Scalar, vote: Callable | None = None) -> Callable:
+def _build_sync(i: Instruction, number: Scalar, count: Count, vote: Callable | None = None) -> Callable:
     """Arrive and wait; the state of a warp that stands here is (barrier, phase) in warp.state["bar"]."""
     aligned = _aligned(i)
 
@@ -110,7 +118,7 @@ def _build_sync(i: Instruction, number: Scalar, count: Scalar, vote: Callable | 
                     return _scattered(warp, mask, i, number, count)
             lane = first_lane(mask)
             n = number(warp, lane)
-            b = _enter(warp, mask, i, n, count(warp, lane), True)
+            b = _enter(warp, mask, i, n, count(warp, lane))
             if b is None:
                 return True
             if vote is not None:
@@ -138,7 +146,7 @@ def _may_converge(warp: Warp, i: Instruction) -> bool:
     return any(f.pc != i.index for f in warp.fragments)
 
 
-def _scattered(warp: Warp, mask: np.ndarray | None, i: Instruction, number: Scalar, count: Scalar) -> bool:
+def _scattered(warp: Warp, mask: np.ndarray | None, i: Instruction, number: Scalar, count: Count) -> bool:
     """barrier.sync without .aligned by a part of a warp: the parts gather first, then the warp arrives once."""
     gathered = warp.state.setdefault("bar_gathered", {})
     key = (i.index, warp.bits(mask))
@@ -156,9 +164,8 @@ def _scattered(warp: Warp, mask: np.ndarray | None, i: Instruction, number: Scal
     return False
 
 
-def _operands(i: Instruction, skip: int = 0) -> tuple[Scalar, Scalar]:
-    arguments = i.args[skip:]
-    return scalar(arguments[0]), _count(i, arguments[1] if len(arguments) > 1 else None)
+def _operands(i: Instruction) -> tuple[Scalar, Count]:
+    return scalar(i.args[0]), scalar(i.args[1]) if len(i.args) > 1 else (lambda warp, lane: None)
 
 
 @special("bar.sync", "bar.cta.sync", "barrier.sync", "barrier.cta.sync", kind=WAIT)
@@ -177,7 +184,7 @@ def arrive(kernel: Kernel, i: Instruction) -> Callable:
                 ConvergenceError, f"{warp.label}: an aligned barrier executed by a part of the warp\n  {i.where()}"
             )
         lane = first_lane(mask)
-        b = _enter(warp, mask, i, number(warp, lane), count(warp, lane), False)
+        b = _enter(warp, mask, i, number(warp, lane), count(warp, lane))
         if b is not None and b.arrived == b.expected:
             _complete(b)
 
@@ -217,10 +224,12 @@ def reduce(kernel: Kernel, i: Instruction) -> Callable:
 @special("bar.warp.sync", kind=WAIT)
 def warp_sync(kernel: Kernel, i: Instruction) -> Callable:
     """Threads of the member mask meet; each sees what the others did before."""
-    members = scalar(i.args[0])
+    members = by_members(i.args[0])
 
     def run(warp: Warp, mask: np.ndarray | None) -> bool:
-        want = members(warp, first_lane(mask)) & warp.live
+        return all([meet(warp, part, want & warp.live) for want, part in members(warp, mask)])
+
+    def meet(warp: Warp, mask: np.ndarray | None, want: int) -> bool:
         have = warp.bits(mask)
         if have & want != want:
             # The parts meet here in any order: each waits until fragments at this place cover the mask.

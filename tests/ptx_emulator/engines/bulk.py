@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..cta import span
 from ..errors import AlignmentError, BoundsError, DescriptorError, LeftoverError, UninitialisedError
 from ..hb import Access, Token
-from ..ir import Instruction, Kernel
-from ..lower.atomics import flushing
-from ..lower.registry import Unsupported, special
+from ..ir import SIZES, Instruction, Kernel
+from ..lower.atomics import Combine, flushing
 from ..memory import GLOBAL_BASE
 from ..operands import Scalar, immediate, lanes, scalar
+from ..registry import Unsupported, special
 from .async_groups import Entry, groups_of
 from .mbarrier import find
 
@@ -45,10 +46,8 @@ SHARED_TYPES = {
     **dict.fromkeys(("inc", "dec"), ("u32",)),
     **dict.fromkeys(("and", "or", "xor"), ("b32",)),
 }
-_SIZES = {"f16": 2, "bf16": 2, "u32": 4, "s32": 4, "b32": 4, "f32": 4, "u64": 8, "s64": 8, "b64": 8, "f64": 8}
 
 Complete = Callable[[int, Token], None]
-Reducer = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 # What bulk and tensor operations have in common ----------------------------------------------------------------------
@@ -131,7 +130,7 @@ def _check_end(cta: Cta) -> None:
             )
 
 
-def reducer(operation: str, kind: str) -> Reducer:
+def reducer(operation: str, kind: str) -> Combine:
     """`f(old, operand)` on raw words. f32 additions flush subnormals to zero of their sign (PTX ISA 9.7.9.25.4.2)."""
     return flushing(operation, {"b32": "u32", "b64": "u64"}.get(kind, kind))
 
@@ -162,7 +161,7 @@ def global_offset(warp: Warp, address: int, size: int, i: Instruction) -> int:
 def global_access(cta: Cta, offset: int, size: int, write: bool, atomic: bool = False) -> Access:
     shadow = cta.launch.device.memory.shadow
     assert shadow is not None
-    return Access(shadow, slice(offset >> shadow.shift, (offset + size - 1 >> shadow.shift) + 1), write, atomic)
+    return span(shadow, offset, size, write, atomic)
 
 
 def _aligned(warp: Warp, i: Instruction, size: int, **addresses: int) -> bool:
@@ -238,7 +237,7 @@ def _load(i: Instruction) -> Callable:
     return each(one)
 
 
-def _to_peer(i: Instruction, reduce: tuple[Reducer, int] | None) -> Callable:
+def _to_peer(i: Instruction, reduce: tuple[Combine, int] | None) -> Callable:
     """From this block's shared memory into that of another block of the cluster, copied or reduced."""
     to, source, size, place = (scalar(a) for a in i.args[:4])
 
@@ -272,7 +271,7 @@ def _to_peer(i: Instruction, reduce: tuple[Reducer, int] | None) -> Callable:
     return each(one)
 
 
-def _combine(views: dict[int, np.ndarray], offset: int, data: np.ndarray, reduce: tuple[Reducer, int] | None) -> None:
+def _combine(views: dict[int, np.ndarray], offset: int, data: np.ndarray, reduce: tuple[Combine, int] | None) -> None:
     if reduce is None:
         views[1][offset : offset + len(data)] = data
         return
@@ -281,7 +280,7 @@ def _combine(views: dict[int, np.ndarray], offset: int, data: np.ndarray, reduce
     where[:] = function(where, data.view(where.dtype))
 
 
-def _store(i: Instruction, reduce: tuple[Reducer, int] | None) -> Callable:
+def _store(i: Instruction, reduce: tuple[Combine, int] | None) -> Callable:
     """From shared to global memory, copied or reduced; `.cp_mask` keeps some bytes of each 16."""
     to, source, size = (scalar(a) for a in i.args[:3])
     keep: Scalar | None = scalar(i.args[-1]) if i.has("cp_mask") else None
@@ -357,7 +356,7 @@ def reduce_bulk(kernel: Kernel, i: Instruction) -> Callable:
         raise Unsupported(f"bulk reduction .{operation}.{kind}: allowed are {', '.join(allowed)}")
     if kind in _HALF and operation == "add" and not i.has("noftz"):
         raise Unsupported(f"bulk reduction .add.{kind} needs .noftz")
-    reduce = (reducer(operation, kind), _SIZES[kind])
+    reduce = (reducer(operation, kind), SIZES[kind])
     return _store(i, reduce) if to_global else _to_peer(i, reduce)
 
 

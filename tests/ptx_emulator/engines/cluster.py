@@ -13,9 +13,9 @@ import numpy as np
 from ..errors import AlignmentError, BarrierError, ConvergenceError, DescriptorError
 from ..hb import EMPTY
 from ..ir import SIZES, Instruction, Kernel, Reg, Vec
-from ..lower.registry import WAIT, Unsupported, special
 from ..memory import RANK_SHIFT, SHARED_WINDOW
-from ..operands import immediate, scalar, vector
+from ..operands import immediate, row, scalar, vector
+from ..registry import WAIT, Unsupported, special
 from .bulk import COMPLETION, OPERATIONS, SHARED_TYPES, allow, check_alive, check_initialised, completion, each, reducer
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def mapa(kernel: Kernel, i: Instruction) -> Callable:
             worst = int(ranks[active].max())
             warp.cta.report(DescriptorError, f"block rank {worst}: the cluster has {blocks} blocks\n  {i.where()}")
         mapped = (given & ~(_RANK_BITS << RANK_SHIFT)) | ranks << RANK_SHIFT
-        rows = warp.u64 if destination.cls == "d" else warp.u32
-        rows[destination.index][active] = mapped[active].astype(rows[destination.index].dtype)
+        target = row(warp, destination)
+        target[active] = mapped[active].astype(target.dtype)
 
     return run
 
@@ -130,11 +130,8 @@ def arrive(kernel: Kernel, i: Instruction) -> Callable:
             )
         phases[active] = b.phase
         if warp.actor is not None:
-            # A relaxed arrival passes on what a fence before it has released.
-            b.token |= warp.actor.release(bits) if releases else warp.state.get("fenced", EMPTY)
-        elif warp.actor is not None:
             # A relaxed arrival carries what a fence before it made visible (fence.mbarrier_init, fence.acq_rel).
-            b.token |= warp.state.get("fenced", EMPTY)
+            b.token |= warp.actor.release(bits) if releases else warp.state.get("fenced", EMPTY)
         b.arrived[warp] |= bits
         b.advance()
 

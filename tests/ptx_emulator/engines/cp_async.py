@@ -14,12 +14,13 @@ from ..cta import AsyncOp
 from ..errors import AlignmentError, BarrierError, BoundsError, DescriptorError
 from ..hb import COPY, EMPTY, Access, Token
 from ..ir import Instruction, Kernel, Reg
-from ..lower.registry import Unsupported, special
 from ..memory import GLOBAL_BASE, OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW
 from ..operands import immediate, lanes, scalar, vector
+from ..registry import Unsupported, special
 from .async_groups import Entry, groups_of
 from .bulk import HINT, allow
 from .mbarrier import at, find
+from .phases import seen_by
 
 if TYPE_CHECKING:
     from ..warp import Warp
@@ -202,13 +203,14 @@ def _arrive(warp: Warp, place: int, bits: int, counted: bool, i: Instruction) ->
     if not counted:
         barrier.pending += n
     ops, token = _earlier(warp, bits)
+    seen = token | seen_by(warp, bits)
 
     def work() -> None:
         for op in ops:
             op.finish()
         now = barrier if cta.barriers.get(barrier.offset) is barrier else find(cta, barrier.offset, i)
         if now is not None:
-            now.arrive(n, token, i)
+            now.arrive(n, token, i, seen)
 
     if barrier.cta is not cta:
         cta.report(BarrierError, f"the mbarrier is not in this block's shared memory\n  {i.where()}")

@@ -13,8 +13,8 @@ import numpy as np
 
 from ..errors import AlignmentError, BarrierError, DescriptorError
 from ..ir import Instruction, Kernel, Reg, Sink, Vec
-from ..lower.registry import Unsupported, special
 from ..operands import lanes, scalar
+from ..registry import Unsupported, special
 from .bulk import COMPLETION, allow, completion, each
 
 if TYPE_CHECKING:

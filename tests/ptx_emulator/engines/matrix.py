@@ -21,8 +21,8 @@ import numpy as np
 from .. import access
 from ..ir import Instruction, Mem
 from ..lower.memory_access import space_of
-from ..lower.registry import Unsupported, generated
 from ..operands import registers
+from ..registry import Unsupported, generated
 from ..warp import WARP
 from .tensor_core import whole_warps
 
@@ -81,7 +81,7 @@ def _decode_rows(rows: np.ndarray, bits: int) -> np.ndarray:
     return np.packbits(wide.reshape(len(rows), 128), axis=1, bitorder="little").view(np.uint32)
 
 
-def _transpose(words: np.ndarray) -> np.ndarray:
+def transpose(words: np.ndarray) -> np.ndarray:
     """uint32 [..., 8 rows, 4] of 8x8 matrices with 16-bit elements, transposed."""
     elements = words.view(np.uint16)
     return np.ascontiguousarray(elements.swapaxes(-1, -2)).view(np.uint32)
@@ -113,7 +113,7 @@ def build_load(i: Instruction) -> tuple[Mem, Callable[[View, np.ndarray | None, 
         words = _decode_rows(rows, bits) if bits else rows
         words = words.reshape(warps, count, 8, 4)
         if "trans" in rest:
-            words = _transpose(words)
+            words = transpose(words)
         view.file("w")[destination] = words.transpose(1, 0, 2, 3).reshape(count, view.width)
 
     def run(view: View, mask: np.ndarray | None, address: np.ndarray | int) -> None:
@@ -140,7 +140,7 @@ def ldmatrix(code: Code, i: Instruction) -> None:
 _STORES = {"m8n8": frozenset(("trans", "b16")), "m16n8": frozenset(("trans", "b8"))}
 
 
-def _columns_of_16x8(words: np.ndarray) -> np.ndarray:
+def columns_of_16x8(words: np.ndarray) -> np.ndarray:
     """uint32 [..., 8 lane groups, 4] fragments of 16x8 matrices of bytes into their columns, [..., 8, 4 words]."""
     fragment = words.view(np.uint8).reshape(*words.shape, 2, 2)  # [..., g, q, upper half, column % 2]
     lead = tuple(range(fragment.ndim - 4))
@@ -163,9 +163,9 @@ def build_store(i: Instruction) -> tuple[Mem, Callable[[View, np.ndarray | None,
         warps = view.width // WARP
         words = view.file("w")[source].reshape(count, warps, 8, 4)
         if shape == "m16n8":
-            words = _columns_of_16x8(words)
+            words = columns_of_16x8(words)
         elif "trans" in rest:
-            words = _transpose(words)
+            words = transpose(words)
         padded = np.zeros((warps, WARP, 4), np.uint32)
         padded[:, : 8 * count] = words.transpose(1, 0, 2, 3).reshape(warps, 8 * count, 4)
         rows = padded.reshape(view.width, 4)
@@ -195,6 +195,6 @@ def movmatrix(code: Code, i: Instruction) -> None:
     def run(view: View, mask: np.ndarray | None) -> None:
         for part in whole_warps(view, mask, i):
             words = np.ascontiguousarray(part.file("w")[source]).reshape(-1, 8, 4)
-            part.file("w")[destination] = _transpose(words).reshape(-1)
+            part.file("w")[destination] = transpose(words).reshape(-1)
 
     code.line(f"{code.helper(run)}(v,{code.mask})")

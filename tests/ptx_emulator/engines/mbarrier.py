@@ -14,8 +14,9 @@ import numpy as np
 from ..errors import AlignmentError, BarrierError, LateArrivalError, TransactionError
 from ..hb import BARRIER, EMPTY, INDEX_BITS, Token
 from ..ir import Instruction, Kernel, Mem, Reg, Sink
-from ..lower.registry import WAIT, Unsupported, special
 from ..operands import Scalar, lanes, scalar
+from ..registry import WAIT, Unsupported, special
+from .phases import PhaseWatch, seen_by
 
 if TYPE_CHECKING:
     from ..cta import Cta
@@ -39,9 +40,12 @@ class Barrier:
         self.completed = EMPTY  # of the phase before
         self.instruction = instruction
         self.created: Token = EMPTY  # what the initialising thread released
+        self.watch = PhaseWatch() if cta.order is not None else None
 
-    def arrive(self, count: int, token: Token, instruction: Instruction | None = None) -> None:
-        """`count` arrivals. More than are pending is a finding."""
+    def arrive(
+        self, count: int, token: Token, instruction: Instruction | None = None, seen: Token | None = None
+    ) -> None:
+        """`count` arrivals. More than are pending is a finding. `seen`: what the thread knew, where not `token`."""
         if count > self.pending:
             self.cta.report(
                 BarrierError,
@@ -49,6 +53,8 @@ class Barrier:
                 f"{_of(instruction)}",
             )
             return
+        if self.watch is not None:
+            self.watch.arrive(self, token if seen is None else seen, instruction)
         self.token |= token
         self.pending -= count
         self._complete()
@@ -58,6 +64,8 @@ class Barrier:
         self._range(instruction)
 
     def complete_transactions(self, size: int, token: Token, instruction: Instruction | None = None) -> None:
+        if self.watch is not None:
+            self.watch.seen |= token
         self.token |= token
         self.transactions -= size
         self._range(instruction)
@@ -73,6 +81,8 @@ class Barrier:
 
     def _complete(self) -> None:
         if self.pending == 0 and self.transactions == 0:
+            if self.watch is not None:
+                self.watch.complete(self)
             self.phase += 1
             self.pending = self.count
             self.completed, self.token = self.token, EMPTY
@@ -124,7 +134,7 @@ def _ordered(warp: Warp, barrier: Barrier, instruction: Instruction) -> None:
 
 def at(warp: Warp, address: int, instruction: Instruction, use: bool = True) -> Barrier | None:
     """The object at a shared or generic address, of this block or of another of the cluster."""
-    cta, offset = warp.cta.resolve_shared(address)
+    cta, offset = warp.cta.resolve_shared(address, instruction)
     return find(cta, offset, instruction, warp if use else None)
 
 
@@ -134,7 +144,7 @@ def initialise(kernel: Kernel, i: Instruction) -> Callable:
 
     def run(warp: Warp, mask: np.ndarray | None) -> None:
         for lane in lanes(mask):
-            cta, offset = warp.cta.resolve_shared(address(warp, lane))
+            cta, offset = warp.cta.resolve_shared(address(warp, lane), i)
             n = count(warp, lane)
             cta.check_shared(offset, BYTES, i)
             if offset % BYTES:
@@ -210,7 +220,8 @@ def _all_arrived(warp: Warp, lane: int, barrier: Barrier, i: Instruction) -> Non
         assert order is not None
         barrier.cta.report(
             LateArrivalError,
-            f"mbarrier at {barrier.offset:#x} is invalidated by {warp.label}, which has not seen all that arrived there\n"
+            f"mbarrier at {barrier.offset:#x} is invalidated by {warp.label}, "
+            f"which has not seen all that arrived there\n"
             f"  now:    {i.where()}\n  before: {order.owners[unseen.bit_length() - 1]}\n"
             f"  missing: a wait for the last phase",
         )
@@ -239,6 +250,7 @@ def arrive(kernel: Kernel, i: Instruction) -> Callable:
     releases = not i.has("relaxed")
 
     def run(warp: Warp, mask: np.ndarray | None) -> None:
+        whole = warp.converged(mask)
         for lane in lanes(mask):
             barrier = at(warp, address(warp, lane), i)
             if barrier is None:
@@ -247,16 +259,16 @@ def arrive(kernel: Kernel, i: Instruction) -> Callable:
                 warp.u64[destination.index][lane] = barrier.state()
             if size is not None:
                 barrier.expect(size(warp, lane), i)
-            token = EMPTY
+            token, seen = EMPTY, seen_by(warp, 1 << lane)
             if warp.actor is not None and releases:
                 # Where the whole warp arrives, each phase gets what all its lanes did.
-                token = warp.actor.release(1 << lane if mask is not None else warp.live)
+                token = warp.actor.release(warp.live if whole else 1 << lane)
             n = count(warp, lane)
             if drops:
                 barrier.count -= n
             if keeps and n >= barrier.pending:
                 barrier.cta.report(BarrierError, f"arrive.noComplete would complete the phase\n  {i.where()}")
-            barrier.arrive(n, token, i)
+            barrier.arrive(n, token, i, seen)
 
     return run
 
@@ -321,6 +333,7 @@ def _waiter(i: Instruction, blocks: bool) -> Callable:
             asked[key] = asked.get(key, 0) | 1 << lane
         objects = {key: at(warp, key[0], i) for key in asked}
         answers = {key: b is None or over(b, key[1]) for key, b in objects.items()}
+        warp.polls += not blocks and not all(answers.values())
         if blocks and not any(answers.values()) and not _spurious(warp):
             (place, _), barrier = next(iter(objects.items()))
             assert barrier is not None
@@ -337,6 +350,8 @@ def _waiter(i: Instruction, blocks: bool) -> Callable:
                 else:
                     row[lane_mask(bits)] = answers[key]
             barrier = objects[key]
+            if answers[key] and barrier is not None and barrier.watch is not None:
+                barrier.watch.wait(barrier, warp, bits, i)
             if answers[key] and not acquires and barrier is not None:
                 # A relaxed wait orders through a fence after it (fence.acq_rel, tcgen05.fence::after_thread_sync).
                 warp.state["taken"] = warp.state.get("taken", EMPTY) | barrier.completed

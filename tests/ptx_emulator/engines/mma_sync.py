@@ -25,8 +25,8 @@ from .. import formats, layouts
 from ..errors import DescriptorError
 from ..ir import Imm, Instruction, Reg, Vec
 from ..layouts import Fragment
-from ..lower.registry import Unsupported, generated
 from ..operands import registers
+from ..registry import Unsupported, generated
 from ..warp import WARP
 from .tensor_core import ELEMENT_BYTES, UNSIGNED, accumulate, values, whole_warps
 

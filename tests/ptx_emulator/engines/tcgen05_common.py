@@ -14,7 +14,7 @@ import numpy as np
 from ..cta import TENSOR_COLUMNS, TENSOR_LANES
 from ..errors import ConvergenceError, TensorMemoryError
 from ..ir import Instruction
-from ..lower.registry import Unsupported
+from ..registry import Unsupported
 from ..shadow import EMPTY, GENERIC, Access, Token
 
 if TYPE_CHECKING:

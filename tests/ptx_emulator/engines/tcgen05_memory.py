@@ -14,9 +14,9 @@ import numpy as np
 from ..cta import TENSOR_COLUMNS
 from ..errors import BoundsError, DescriptorError, TensorMemoryError
 from ..ir import Instruction, Kernel, Reg, Vec
-from ..layouts import decode_matrix_descriptor, matrix_addresses, packed_register_cells, register_cells
-from ..lower.registry import Unsupported, special
+from ..layouts import copy_lanes, decode_matrix_descriptor, matrix_addresses, packed_register_cells, register_cells
 from ..operands import immediate, lanes, registers, scalar, vector
+from ..registry import Unsupported, special
 from .tcgen05_common import (
     QUEUE,
     add_issued,
@@ -210,15 +210,14 @@ def store(kernel: Kernel, i: Instruction) -> Callable:
 
 
 # Shared memory --------------------------------------------------------------------------------------------------------
-# Shape with multicast -> rows, bytes of a row, lane of each row in each copy (9.7.16.9.2): warp pairs 0,2 and 1,3, or
-# 0,1 and 2,3, get the same rows; the four rows of 4x256b go to one lane in each quarter.
-_COPIES: dict[str, tuple[int, int, Callable[[np.ndarray], np.ndarray]]] = {
-    "128x256b": (128, 32, lambda row: row[None]),
-    "128x128b": (128, 16, lambda row: row[None]),
-    "4x256b": (4, 32, lambda row: QUARTER * row[None]),
-    "64x128b.warpx2::02_13": (64, 16, lambda row: row + np.array([[0], [64]])),
-    "64x128b.warpx2::01_23": (64, 16, lambda row: row + row // 32 * 32 + np.array([[0], [32]])),
-    "32x128b.warpx4": (32, 16, lambda row: row + np.array([[0], [32], [64], [96]])),
+# Shape with multicast -> rows, bytes of a row (9.7.16.9.2); layouts.copy_lanes has the lanes.
+_COPIES: dict[str, tuple[int, int]] = {
+    "128x256b": (128, 32),
+    "128x128b": (128, 16),
+    "4x256b": (4, 32),
+    "64x128b.warpx2::02_13": (64, 16),
+    "64x128b.warpx2::01_23": (64, 16),
+    "32x128b.warpx4": (32, 16),
 }
 
 
@@ -230,9 +229,8 @@ class CopyCells(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _copy_cells(shape: str, lane_offset: int) -> CopyCells:
-    rows, width, place = _COPIES[shape]
-    lane = place(np.arange(rows))[:, :, None] + lane_offset
-    column = np.arange(width // WORD)
+    lane = copy_lanes(shape)[:, :, None] + lane_offset
+    column = np.arange(_COPIES[shape][1] // WORD)
     lane, column = np.broadcast_arrays(lane, column)
     return CopyCells(lane * TENSOR_COLUMNS + column, granules(lane, column), int(lane.max()))
 
@@ -253,7 +251,7 @@ def copy(kernel: Kernel, i: Instruction) -> Callable:
     shape = ".".join(m for m in i.mods[1:] if not m.startswith("cta_group"))
     if shape not in _COPIES:
         raise Unsupported(f"shape .{shape}; allowed: {', '.join('.' + s for s in _COPIES)}")
-    rows, width, _ = _COPIES[shape]
+    rows, width = _COPIES[shape]
     address, descriptor = scalar(i.args[0]), scalar(i.args[1])
 
     def run(warp: Warp, mask: np.ndarray | None) -> None:

@@ -26,8 +26,8 @@ from ..layouts import (
     decode_matrix_descriptor,
     matrix_addresses,
 )
-from ..lower.registry import Unsupported, special
 from ..operands import Scalar, immediate, lanes, scalar
+from ..registry import Unsupported, special
 from ..shadow import HOST, INDEX_BITS, Access
 from .tcgen05_common import (
     GRANULE_LANES,
@@ -44,7 +44,7 @@ from .tcgen05_common import (
     tensor_access,
 )
 from .tcgen05_memory import copy_key
-from .tensor_core import ELEMENT_BYTES, UNSIGNED, accumulate, values
+from .tensor_core import ELEMENT_BYTES, UNSIGNED, accumulate, shared_granules, values
 
 if TYPE_CHECKING:
     from ..cta import Cta
@@ -94,13 +94,7 @@ def shared_operand(bits: int, rows: int, k: int, element_bytes: int, mn_major: b
 
 @lru_cache(maxsize=4096)
 def _shared_granules(operand_key: OperandKey, shift: int) -> np.ndarray | slice:
-    """Footprint; a slice where it has no holes."""
-    units = np.unique(shared_operand(*operand_key).units)
-    pieces = UNIT >> shift
-    index = (units[:, None] * pieces + np.arange(pieces)).ravel()
-    if len(index) == index[-1] - index[0] + 1:
-        return slice(int(index[0]), int(index[-1]) + 1)
-    return index
+    return shared_granules(shared_operand(*operand_key).units, UNIT, shift)
 
 
 class TensorCells(NamedTuple):

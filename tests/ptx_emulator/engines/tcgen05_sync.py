@@ -10,10 +10,11 @@ import numpy as np
 from ..cta import TENSOR_COLUMNS, TENSOR_LANES, TENSOR_POISON
 from ..errors import AlignmentError, BarrierError, TensorMemoryError
 from ..ir import Instruction, Kernel
-from ..lower.registry import WAIT, special
 from ..operands import first_lane, lanes, scalar
+from ..registry import WAIT, special
 from ..shadow import EMPTY, CellShadow, Token
 from .mbarrier import find
+from .phases import seen_by
 from .tcgen05_common import (
     GRANULE_LANES,
     QUEUE,
@@ -245,7 +246,8 @@ def commit(kernel: Kernel, i: Instruction) -> Callable:
                 find(target, offset, i, warp)
             token = issued_token(warp, 1 << lane)
             carried = Token(token.known, token.proxied, token.before | token.known)
-            warp.cta.issue(QUEUE, _arrival(found, offset, carried, i), ordered=True, name="tcgen05.commit")
+            seen = carried | seen_by(warp, 1 << lane)
+            warp.cta.issue(QUEUE, _arrival(found, offset, carried, seen, i), ordered=True, name="tcgen05.commit")
 
     return run
 
@@ -260,12 +262,12 @@ def _multicast(warp: Warp, ranks: int, i: Instruction) -> list[Cta]:
     return [c for c in ctas if ranks >> c.rank & 1]
 
 
-def _arrival(targets: list[Cta], offset: int, token: Token, i: Instruction) -> Callable[[], None]:
+def _arrival(targets: list[Cta], offset: int, token: Token, seen: Token, i: Instruction) -> Callable[[], None]:
     def work() -> None:
         for cta in targets:
             barrier = find(cta, offset, i)
             if barrier is not None:
-                barrier.arrive(1, token, i)
+                barrier.arrive(1, token, i, seen)
 
     return work
 

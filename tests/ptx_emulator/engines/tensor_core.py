@@ -1,4 +1,4 @@
-"""What tensor-core instructions of warps share: values of elements, NaNs, and that a whole warp executes them."""
+"""What tensor-core instructions share: values of elements, NaNs, footprints, and that a whole warp executes them."""
 
 from __future__ import annotations
 
@@ -82,6 +82,15 @@ def accumulate(product: np.ndarray, c: np.ndarray | None, kind: str, saturate: b
     with np.errstate(all="ignore"):
         total = product if c is None else product + c
         return canonical_nan(total.astype(np.float16) if kind == "f16" else total)
+
+
+def shared_granules(pieces: np.ndarray, size: int, shift: int) -> np.ndarray | slice:
+    """Footprint of the pieces of `size` bytes that have these numbers; a slice where it has no holes."""
+    each = size >> shift
+    index = (np.unique(pieces)[:, None] * each + np.arange(each)).ravel()
+    if len(index) == index[-1] - index[0] + 1:
+        return slice(int(index[0]), int(index[-1]) + 1)
+    return index
 
 
 def whole_warps(view: View, mask: np.ndarray | None, i: Instruction) -> list[View]:

@@ -19,20 +19,21 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from .. import access
+from ..cta import span
 from ..errors import AlignmentError, BoundsError, ConvergenceError, DescriptorError, Finding
 from ..hb import Access, Shadow
 from ..ir import Instruction, Kernel, TensorMem, Vec
 from ..layouts import swizzle
-from ..lower.registry import Unsupported, special
+from ..lower.atomics import Combine
 from ..memory import GLOBAL_BASE, SHARED_WINDOW, GlobalMemory
 from ..operands import Scalar, first_lane, immediate, scalar, signed
+from ..registry import Unsupported, special
 from ..tensor_map import BYTES, NAN_BITS, TensorMap, lookup, replaced
 from .bulk import (
     COMPLETION,
     GLOBAL_TYPES,
     HINT,
     OPERATIONS,
-    Reducer,
     allow,
     check_alive,
     check_initialised,
@@ -126,12 +127,12 @@ def footprint(shadow: Shadow, c: Cut, write: bool, atomic: bool = False) -> Acce
         contiguous = contiguous and (stride == size or n == 1)
         size *= n
     if contiguous:
-        return Access(shadow, slice(first, (c.start + size - 1 >> shadow.shift) + 1), write, atomic)
+        return span(shadow, c.start, size, write, atomic)
     per_row = (c.start + c.shape[-1] - 1 >> shadow.shift) - first + 1
     return Access(shadow, first + _granules(c.shape, c.strides, shadow.shift, per_row), write, atomic)
 
 
-def _region(memory: GlobalMemory, c: Cut, array: np.ndarray, item: int = 1) -> np.ndarray:
+def _region(c: Cut, array: np.ndarray, item: int = 1) -> np.ndarray:
     """View of a cut in an array of a byte a byte; `item` > 1: as words of that many bytes."""
     shape = (*c.shape[:-1], c.shape[-1] // item)
     return np.ndarray(shape, array.dtype if item == 1 else f"u{item}", array, c.start, (*c.strides[:-1], item))
@@ -141,7 +142,7 @@ def _allocated(memory: GlobalMemory, c: Cut) -> bool:
     last = c.start + sum((n - 1) * s for n, s in zip(c.shape, c.strides, strict=True))
     if c.start < 0 or last >= memory.size:
         return False
-    valid = _region(memory, c, memory.valid)
+    valid = _region(c, memory.valid)
     if c.shape[-1] <= memory.GAP:
         # Allocations are further apart than a row is long: its ends tell.
         return bool(valid[..., 0].all() and valid[..., -1].all())
@@ -191,7 +192,7 @@ class Tile:
     def read(self) -> np.ndarray:
         """uint8 [chunks, 16] of the box, filled where it is outside of the tensor."""
         if len(self.cuts) == 1 and self.cuts[0][1].shape == self.shape:
-            data = _region(self.memory, self.cuts[0][1], self.memory.u8)
+            data = _region(self.cuts[0][1], self.memory.u8)
             return np.ascontiguousarray(data).reshape(-1, CHUNK)
         m = self.map
         if m.fill == "nan":
@@ -199,18 +200,18 @@ class Tile:
         else:
             box = np.zeros(self.shape, np.uint8)
         for rows, c in self.cuts:
-            box[rows][c.inside] = _region(self.memory, c, self.memory.u8)
+            box[rows][c.inside] = _region(c, self.memory.u8)
         return box.reshape(-1, CHUNK)
 
-    def write(self, data: np.ndarray, reduce: Reducer | None) -> None:
+    def write(self, data: np.ndarray, reduce: Combine | None) -> None:
         """`data` uint8 [chunks, 16]: the box, of which the cuts are stored or reduced."""
         box = data.reshape(self.shape)
         for rows, c in self.cuts:
             part = box[rows][c.inside]
             if reduce is None:
-                _region(self.memory, c, self.memory.u8)[...] = part
+                _region(c, self.memory.u8)[...] = part
             else:
-                region = _region(self.memory, c, self.memory.u8, self.map.size)
+                region = _region(c, self.memory.u8, self.map.size)
                 region[...] = reduce(np.ascontiguousarray(region), np.ascontiguousarray(part).view(region.dtype))
 
 
@@ -412,7 +413,7 @@ def _store(form: Form, operation: str) -> Callable:
     return each(one)
 
 
-def _reducer(warp: Warp, m: TensorMap, operation: str, i: Instruction) -> Reducer | None:
+def _reducer(warp: Warp, m: TensorMap, operation: str, i: Instruction) -> Combine | None:
     kind = (_BITWISE_AS if operation in ("and", "or", "xor") else _REDUCED_AS).get(m.element, "")
     # The table for tensors has no f64 (PTX ISA 9.7.9.25.5.3).
     if kind not in GLOBAL_TYPES[operation]:

@@ -12,8 +12,8 @@ the last wgmma.fence, or no fence at all, is a RaceError.
 
 Values: products are exact in float32 and summed by numpy. Hardware's sums are not documented; captures of an H200
 (truth/data, wgmma_*-rounding) agree with sums rounded toward zero, and for 8-bit floats with products cut 11 to 13 bits
-below the largest of the instruction. Integer-valued inputs that stay within that give the same bits. Sparse and 1-bit forms
-are refused.
+below the largest of the instruction. Integer-valued inputs that stay within that give the same bits. Sparse and 1-bit
+forms are refused.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .. import layouts
 from ..errors import ConvergenceError, DescriptorError, LeftoverError, PoisonError, RaceError
 from ..hb import EMPTY, Access, Actor, Token
 from ..ir import Imm, Instruction, Kernel, Reg
-from ..lower.registry import WAIT, Unsupported, special
 from ..operands import immediate
+from ..registry import WAIT, Unsupported, special
 from ..warp import WARP
 from .tensor_core import UNSIGNED, accumulate, values
 from .wgmma_form import Form, Operand, operand_at
@@ -78,7 +78,7 @@ class Warpgroup:
         operands = self._operands(product)
         order, shadow = cta.order, cta.shared.shadow
         if self.actor is not None and order is not None and shadow is not None and operands is not None:
-            known, proxied, before = product.warps[0]
+            known, proxied, before = product.warps[0][:3]
             for token in product.warps[1:]:
                 known, proxied, before = known & token.known, proxied & token.proxied, before & token.before
             actor = self.actor
@@ -128,25 +128,27 @@ class Warpgroup:
         with np.errstate(all="ignore"):
             d = a @ (b if form.b_mn else b.T)
         old = file[form.d_rows] if product.scale_d else None
-        file[form.d_rows] = _accumulators(form, d, old)
+        file[form.d_rows] = accumulators(d, form.n, form.d_kind, old, form.saturate)
         cta.launch.count_bytes("wgmma operands shared", sum(16 * o.index.size for o in operands if o))
 
 
-def _accumulators(form: Form, product: np.ndarray, old: np.ndarray | None) -> np.ndarray:
+def accumulators(
+    product: np.ndarray, n: int, kind: str, old: np.ndarray | None = None, saturate: bool = False
+) -> np.ndarray:
     """Registers of D, uint32 [registers, 128], from float32 [64, N] and what they held.
 
     Row 16 w + 8 h + g, column 8 j + 2 q + b is value 4 j + 2 h + b of lane 4 g + q of warp w (9.7.15.5.1.1); an f16
     accumulator packs the two of b in a register.
     """
-    j = form.n // 8
+    j = n // 8
     parts = product.reshape(4, 2, 8, j, 4, 2)  # w h g j q b
-    if form.d_kind == "f16":
+    if kind == "f16":
         spread = parts.transpose(3, 1, 0, 2, 4, 5).reshape(2 * j, 256)
         c = None if old is None else np.ascontiguousarray(old).view(np.float16)
     else:
         spread = parts.transpose(3, 1, 5, 0, 2, 4).reshape(4 * j, 128)
-        c = None if old is None else old.view(np.float32 if form.d_kind == "f32" else np.int32)
-    return accumulate(spread, c, form.d_kind, form.saturate).view(np.uint32)
+        c = None if old is None else old.view(np.float32 if kind == "f32" else np.int32)
+    return accumulate(spread, c, kind, saturate).view(np.uint32)
 
 
 @lru_cache(maxsize=4)

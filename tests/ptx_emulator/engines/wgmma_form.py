@@ -10,9 +10,9 @@ import numpy as np
 
 from .. import layouts
 from ..ir import Imm, Instruction, Reg, Vec
-from ..lower.registry import Unsupported
 from ..operands import immediate, registers
-from .tensor_core import ELEMENT_BYTES
+from ..registry import Unsupported
+from .tensor_core import ELEMENT_BYTES, shared_granules
 
 if TYPE_CHECKING:
     from ..program import Program
@@ -50,12 +50,7 @@ class Operand:
     def granules(self, shift: int) -> np.ndarray | slice:
         found = self._granules.get(shift)
         if found is None:
-            pieces = np.unique(self.index)
-            each = 16 >> shift
-            found = (pieces[:, None] * each + np.arange(each)).ravel()
-            if len(found) == found[-1] - found[0] + 1:
-                found = slice(int(found[0]), int(found[-1]) + 1)
-            self._granules[shift] = found
+            found = self._granules[shift] = shared_granules(self.index, 16, shift)
         return found
 
 

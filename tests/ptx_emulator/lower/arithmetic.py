@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..ir import Imm, Instruction
+from ..registry import Unsupported
 from .code import Code
 from .dispatch import (
     INTEGERS,
@@ -23,7 +24,6 @@ from .dispatch import (
     source,
     sources,
 )
-from .registry import Unsupported
 
 WIDER = {"u16": "u32", "s16": "s32", "u32": "u64", "s32": "s64"}
 

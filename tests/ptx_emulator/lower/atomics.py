@@ -13,9 +13,9 @@ import numpy as np
 
 from .. import access, formats
 from ..ir import SIZES, Instruction, Kernel, Reg, Vec
-from ..operands import scalar, vector
+from ..operands import row, scalar, vector
+from ..registry import Unsupported, special
 from .memory_access import count_of, order_of, space_of
-from .registry import Unsupported, special
 
 if TYPE_CHECKING:
     from ..warp import Warp
@@ -25,7 +25,6 @@ _DTYPES = {
     **{k: np.dtype(k2) for k, k2 in (("u32", "u4"), ("b32", "u4"), ("s32", "i4"), ("f32", "f4"), ("b16", "u2"))},
     **{k: np.dtype(k2) for k, k2 in (("u64", "u8"), ("b64", "u8"), ("s64", "i8"), ("f64", "f8"), ("f16", "f2"))},
 }
-
 
 Combine = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -86,7 +85,7 @@ def _dec(old: np.ndarray, limit: np.ndarray) -> np.ndarray:
     return np.where((old == 0) | (old > limit), limit, old - 1).astype(old.dtype)
 
 
-def _half(operation: str, kind: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+def _half(operation: str, kind: str) -> Combine:
     functions = {"add": np.add, "min": np.fmin, "max": np.fmax}
     if operation not in functions:
         raise Unsupported(f"atomic .{operation} on .{kind}")
@@ -128,7 +127,7 @@ def build(kernel: Kernel, i: Instruction) -> Callable[[Warp, np.ndarray | None],
     columns = [[vector(e, f"u{8 * max(size, 2)}") for e in (o.items if isinstance(o, Vec) else (o,))] for o in operands]
     in_shared = None if operation == "cas" else combine(operation, kind)
     in_global = None if operation == "cas" else flushing(operation, kind)
-    destinations = _destinations(i.args[0], count) if returns else []
+    destinations = _destinations(i.args[0]) if returns else []
 
     def run(warp: Warp, mask: np.ndarray | None) -> None:
         where, offsets = access.locate(warp, mask, spec, addresses(warp).astype(np.int64))
@@ -149,8 +148,9 @@ def build(kernel: Kernel, i: Instruction) -> Callable[[Warp, np.ndarray | None],
             else:
                 swap = columns[1][k](warp)[active] if function is None else None
                 old = _in_turn(words, at, new, swap, function)
-            if returns and destinations[k] is not None:
-                _write(warp, destinations[k], old, active)
+            target = destinations[k] if returns else None
+            if target is not None:
+                row(warp, target)[active] = old
 
     return run
 
@@ -171,17 +171,12 @@ def _in_turn(
     return old
 
 
-def _destinations(operand: object, count: int) -> list[Reg | None]:
+def _destinations(operand: object) -> list[Reg | None]:
     items = operand.items if isinstance(operand, Vec) else (operand,)
     return [o if isinstance(o, Reg) else None for o in items]
 
 
-def _write(warp: Warp, register: Reg, values: np.ndarray, active: np.ndarray) -> None:
-    rows = {"h": warp.u16, "w": warp.u32, "d": warp.u64}[register.cls] if register.cls != "p" else warp.p
-    rows[register.index][active] = values
-
-
-def _wide(i: Instruction, spec: access.Spec, memory: object, operands: list, operation: str) -> Callable:
+def _wide(i: Instruction, spec: access.Spec, memory: object, operands: tuple, operation: str) -> Callable:
     """128-bit exch and cas."""
     if operation not in ("exch", "cas"):
         raise Unsupported(f"atomic .{operation} on .b128")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..ir import Imm, Instruction, Pair, Sink
+from ..registry import Unsupported
 from .code import Code
 from .dispatch import BITS, allow, call, chosen, dtype_of, emit, operands, rule, source, sources
-from .registry import Unsupported
 
 
 # Logic ---------------------------------------------------------------------------------------------------------------

@@ -16,29 +16,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..ir import SIZES, Address, Imm, Instruction, Kernel, Mem, Reg, Sink, Special
-from .registry import Unsupported
+from ..ir import Address, Imm, Instruction, Kernel, Mem, Reg, Sink, Special
+from ..registry import Unsupported
+from ..special_registers import NAMES
+from ..warp import DTYPES
 
-# numpy dtype and register list of `View` for every type that lives in a register of its own size.
-DTYPES = {
-    "u16": np.uint16,
-    "s16": np.int16,
-    "f16": np.float16,
-    "u32": np.uint32,
-    "s32": np.int32,
-    "f32": np.float32,
-    "u64": np.uint64,
-    "s64": np.int64,
-    "f64": np.float64,
-}
-# Types held as bits.
+# Types held as bits, and the register list that holds them.
 BITS_OF = {
     **dict.fromkeys(("b8", "u8", "b16", "bf16", "e4m3x2", "e5m2x2"), "u16"),
     "s8": "s16",
     **dict.fromkeys(("b32", "f16x2", "bf16x2", "tf32", "u16x2", "s16x2"), "u32"),
     **dict.fromkeys(("b64", "f32x2"), "u64"),
 }
-_CLASS_BITS = {"h": 16, "w": 32, "d": 64}
+CLASS_BITS = {"h": 16, "w": 32, "d": 64}
 
 
 def view_type(kind: str) -> str:
@@ -102,6 +92,8 @@ class Code:
         if isinstance(operand, Imm):
             return self._immediate(operand, kind)
         if isinstance(operand, Special):
+            if operand.name not in NAMES:
+                raise Unsupported(f"special register %{operand.name}")
             value = f"v.special({operand.name!r})"
             dtype = DTYPES[view_type(kind)]
             return value if dtype is np.uint32 else f"{value}.astype({self.helper(dtype)})"
@@ -117,9 +109,9 @@ class Code:
             return f"{self._list('q')}[{reg.index}]"
         want = view_type(kind)
         if want == "pred":
-            raise Unsupported(f"a {_CLASS_BITS[reg.cls]}-bit register as predicate")
+            raise Unsupported(f"a {CLASS_BITS[reg.cls]}-bit register as predicate")
         bits = int(want[1:])
-        have = _CLASS_BITS[reg.cls]
+        have = CLASS_BITS[reg.cls]
         if bits == have:
             return f"{self._list(want)}[{reg.index}]"
         if bits < have:  # the low part, as st and cvt read wider registers
@@ -155,13 +147,13 @@ class Code:
         if not isinstance(operand, Reg):
             raise Unsupported(f"destination {operand!r}")
         want = view_type(kind)
-        if operand.cls in _CLASS_BITS and want != "pred" and int(want[1:]) != _CLASS_BITS[operand.cls]:
-            if int(want[1:]) > _CLASS_BITS[operand.cls]:
-                raise Unsupported(f"a .{kind} value into a {_CLASS_BITS[operand.cls]}-bit register")
+        if operand.cls in CLASS_BITS and want != "pred" and int(want[1:]) != CLASS_BITS[operand.cls]:
+            if int(want[1:]) > CLASS_BITS[operand.cls]:
+                raise Unsupported(f"a .{kind} value into a {CLASS_BITS[operand.cls]}-bit register")
             # A wider register takes the value sign-extended for signed types, else zero-extended.
             if want[0] == "f":
                 expression = f"({expression}).view({self.helper(DTYPES['u' + want[1:]])})"
-            want = ("s" if want[0] == "s" else "u") + str(_CLASS_BITS[operand.cls])
+            want = ("s" if want[0] == "s" else "u") + str(CLASS_BITS[operand.cls])
         array = self.target(operand, want)
         if self.mask == "None":
             self.line(f"{array}[...]={expression}")
@@ -172,13 +164,13 @@ class Code:
         """`operand = np.name(*sources)`; the ufunc's result dtype must be that of the type."""
         function = self.helper(getattr(np, name))
         want = view_type(kind)
-        if isinstance(operand, Reg) and operand.cls in _CLASS_BITS and int(want[1:]) == _CLASS_BITS[operand.cls]:
+        if isinstance(operand, Reg) and operand.cls in CLASS_BITS and int(want[1:]) == CLASS_BITS[operand.cls]:
             where = "" if self.mask == "None" else f",where={self.mask}"
             self.line(f"{function}({','.join(sources)},out={self.target(operand, want)}{where})")
         else:
             self.dst(operand, kind, f"{function}({','.join(sources)})")
 
-    def address(self, operand: object, bits: int = 64) -> str:
+    def address(self, operand: object) -> str:
         """int64 array or scalar: the address of a bracket, as its registers hold it."""
         if not isinstance(operand, Mem):
             raise Unsupported(f"address {operand!r}")
@@ -203,7 +195,3 @@ class Code:
         function = self.names["f"]
         function.source = source  # type: ignore[attr-defined]
         return function
-
-
-def type_size(kind: str) -> int:
-    return SIZES[kind]

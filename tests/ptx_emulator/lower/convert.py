@@ -11,10 +11,10 @@ import numpy as np
 
 from .. import formats
 from ..ir import CLASS_OF_SIZE, Instruction, Reg
+from ..registry import Unsupported, generated
 from . import exact, floats
 from .code import Code
 from .dispatch import call, chosen, has_nan, operands, source, sources
-from .registry import Unsupported, generated
 
 _INTEGERS = ("u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64")
 _FLOATS = ("f16", "bf16", "f32", "f64")

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from ..ir import Imm, Instruction, Reg
-from .code import DTYPES, Code, view_type
-from .registry import Generator, Unsupported, generated
+from ..registry import Generator, Unsupported, generated
+from ..warp import DTYPES
+from .code import Code, view_type
 
 UNSIGNED = "u16 u32 u64"
 SIGNED = "s16 s32 s64"

@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from ..ir import CLASS_OF_SIZE, Imm, Instruction, Reg
+from ..registry import Unsupported, generated
 from . import exact, floats
 from .code import Code
 from .dispatch import allow, call, chosen, emit, operands, rule, source, sources
 from .packed import arithmetic16
-from .registry import Unsupported, generated
 
 MODES = "rn rz rm rp"
 _PLAIN = {"add": "add", "sub": "subtract", "mul": "multiply"}

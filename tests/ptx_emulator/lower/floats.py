@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from ..formats import NAN32, bf16_to_f32, f32_to_bf16, f32_to_f16
+from ..registry import Unsupported
 from .code import Code
 from .dispatch import call, has_nan, source
 from .exact import to_f32
-from .registry import Unsupported
 
 HALVES = ("f16", "bf16")
 PAIRS = ("f16x2", "bf16x2")

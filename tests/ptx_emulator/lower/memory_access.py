@@ -6,8 +6,9 @@ import numpy as np
 
 from .. import access
 from ..ir import SIZES, Address, Instruction, Mem, Reg, Sink, Vec
-from .code import Code, view_type
-from .registry import Unsupported, generated
+from ..registry import Unsupported, generated
+from ..warp import DTYPES
+from .code import CLASS_BITS, Code, view_type
 
 _SPACES = ("global", "shared::cluster", "shared::cta", "shared", "local", "const", "param")
 _ORDERS = ("relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")
@@ -42,8 +43,12 @@ def make_spec(i: Instruction, write: bool) -> access.Spec:
     return access.Spec(i, space_of(i), size, count, write, order_of(i))
 
 
-def _elements(operand: object) -> tuple:
-    return operand.items if isinstance(operand, Vec) else (operand,)
+def _elements(operand: object, count: int) -> tuple:
+    """The registers of a load or store, as many as its vector modifier says."""
+    found = operand.items if isinstance(operand, Vec) else (operand,)
+    if len(found) != count:
+        raise Unsupported(f"{len(found)} operand(s) where {count} are moved")
+    return found
 
 
 def _parameter(code: Code, i: Instruction, memory: Mem) -> None:
@@ -52,12 +57,15 @@ def _parameter(code: Code, i: Instruction, memory: Mem) -> None:
     kind = i.type
     size = SIZES[kind]
     at = memory.base.offset + memory.offset
-    for k, register in enumerate(_elements(i.args[0])):
+    total = size * len(_elements(i.args[0], count_of(i)))
+    if at < 0 or at + total > code.kernel.param_bytes or at % total:
+        raise Unsupported(f"parameter bytes {at}..{at + total - 1} of {code.kernel.param_bytes}, or misaligned")
+    for k, register in enumerate(_elements(i.args[0], count_of(i))):
         value = f"v.cta.launch.params.views[{size}][{(at + k * size) // size}]"
-        code.dst(register, kind, _as(code, value, kind, size, scalar=True))
+        code.dst(register, kind, _as(code, value, kind, size))
 
 
-def _as(code: Code, raw: str, kind: str, size: int, scalar: bool = False) -> str:
+def _as(code: Code, raw: str, kind: str, size: int) -> str:
     """Raw unsigned bits as the dtype of the type (bytes widen to 16 bits)."""
     want = view_type(kind)
     if size == 1:
@@ -68,13 +76,7 @@ def _as(code: Code, raw: str, kind: str, size: int, scalar: bool = False) -> str
         )
     if want[0] == "u":
         return raw
-    return f"{raw}.view({code.helper(code_dtype(want))})"
-
-
-def code_dtype(want: str) -> type:
-    from .code import DTYPES
-
-    return DTYPES[want]
+    return f"{raw}.view({code.helper(DTYPES[want])})"
 
 
 @generated("ld", "ldu")
@@ -100,7 +102,7 @@ def load(code: Code, i: Instruction) -> None:
     code.line(f"if {raw} is not None:")
     body = code.lines
     start = len(body)
-    registers = _elements(i.args[0])
+    registers = _elements(i.args[0], count_of(i))
     if i.type == "b128":
         for k, register in enumerate(registers):
             array = code.target(register, "b128")
@@ -121,10 +123,10 @@ def _assign(code: Code, register: Reg, kind: str, expression: str) -> None:
         code.dst(register, kind, expression)
         return
     want = view_type(kind)
-    bits = {"h": 16, "w": 32, "d": 64}[register.cls]
+    bits = CLASS_BITS[register.cls]
     if int(want[1:]) != bits:
         if want[0] == "f":
-            expression = f"({expression}).view({code.helper(code_dtype('u' + want[1:]))})"
+            expression = f"({expression}).view({code.helper(DTYPES['u' + want[1:]])})"
         want = ("s" if want[0] == "s" else "u") + str(bits)
     code.line(f"{code.target(register, want)}[{code.mask}]={expression}")
 
@@ -136,10 +138,10 @@ def store(code: Code, i: Instruction) -> None:
     if space_of(i) == "param":
         spec.space = "local"
     if i.type == "b128":
-        values = [f"{code.src(r, 'b128')}[:,{half}]" for r in _elements(i.args[1]) for half in (0, 1)]
+        values = [f"{code.src(r, 'b128')}[:,{half}]" for r in _elements(i.args[1], count_of(i)) for half in (0, 1)]
     else:
         raw = f"u{max(16, 8 * spec.size)}"
-        values = [code.src(r, raw) for r in _elements(i.args[1])]
+        values = [code.src(r, raw) for r in _elements(i.args[1], count_of(i))]
         if spec.size == 1:
             values = [f"{value}.astype({code.helper(np.uint8)})" for value in values]
     call = f"{code.helper(access.store)}(v,{code.mask},{code.helper(spec)},{code.address(memory)},[{','.join(values)}])"

@@ -10,10 +10,10 @@ import numpy as np
 
 from ..ir import CLASS_OF_SIZE, Imm, Instruction, Name, Pair, Reg, Sink, Special, Vec
 from ..memory import GLOBAL_BASE, RANK_SHIFT, WINDOW_BYTES, WINDOWS
+from ..registry import Unsupported, generated
 from . import floats
 from .code import Code
 from .dispatch import INTEGERS, UNSIGNED, allow, call, chosen, dtype_of, emit, operands, rule, source
-from .registry import Unsupported, generated
 
 _PARTS = {8: "b8", 16: "b16", 32: "b32", 64: "b64"}
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from ..ir import Imm, Instruction
+from ..registry import Unsupported, generated
 from . import exact, floats
 from .arithmetic import bit_field
 from .code import Code
 from .dispatch import allow, call, chosen, operands, rule, source
-from .registry import Unsupported, generated
 
 HALVES = "f16 bf16"
 PAIRS = "f16x2 bf16x2"

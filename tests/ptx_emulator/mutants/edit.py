@@ -14,6 +14,7 @@ from ..ir import Imm, Instruction, Kernel, Label, Mem, Reg, Targets
 
 _ADD = {"w": ("add", ("s32",)), "d": ("add", ("s64",)), "h": ("add", ("s16",))}
 _XOR = {"w": ("xor", ("b32",)), "d": ("xor", ("b64",)), "h": ("xor", ("b16",))}
+Edit = Callable[["Editor"], None]
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,33 @@ class Mutation:
     kind: str
     index: int
     what: str  # the fault in words, "" where the kind says it all
-    edit: Callable[[Editor], None]
+    edit: Edit
     field: tuple[int, int, int] = (0, 0, 0)  # of a wrong descriptor: operand, what is added, bits flipped
 
     def apply(self, kernel: Kernel) -> Kernel:
         editor = Editor(kernel)
         self.edit(editor)
         return editor.build()
+
+
+def dropping(n: int) -> Edit:
+    return lambda editor: editor.drop(n)
+
+
+def changing(n: int, path: Sequence[int], add: int = 0, flip: int = 0) -> Edit:
+    return lambda editor: editor.change(n, path, add, flip)
+
+
+def setting(n: int, path: Sequence[int], operand: object) -> Edit:
+    return lambda editor: editor.set(n, path, operand)
+
+
+def replacing(n: int, **changes: Any) -> Edit:
+    return lambda editor: editor.replace(n, **changes)
+
+
+def moving(n: int, place: int) -> Edit:
+    return lambda editor: editor.move_after(n, place)
 
 
 class Editor:

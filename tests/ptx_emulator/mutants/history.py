@@ -6,12 +6,14 @@ known. Here every pair of conflicting accesses is looked at, lane by lane. Slow;
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..hb import GENERIC, Access, Actor, Order, Shadow, Token
+from ..actor import Actor
+from ..hb import COPY, EMPTY, GENERIC, STRONG_READ, TENSOR, Access, Order, Shadow, Token
 
 if TYPE_CHECKING:
     from ..ir import Instruction
@@ -34,14 +36,14 @@ class Pair(NamedTuple):
 
     before: int
     now: int
-    missing: str  # "order" or "proxy fence"
+    missing: str  # "order", "proxy fence" or "tcgen05 fence"
 
 
 class History(Order):
     """Keeps all accesses of a launch; `unordered` has the pairs that no happens-before edge orders."""
 
-    def begin(self, lines: list[int]) -> None:
-        self.lines = lines  # PTX line of each instruction
+    def __init__(self, report: Callable[[type, str], None], instructions: list[Instruction]) -> None:
+        super().__init__(report, instructions)
         self.tables: dict[int, np.ndarray] = {}
         self.shadows: list[Shadow] = []  # kept alive: tables are found by identity
         self.entries: list[tuple[Entry, ...]] = [()]
@@ -79,7 +81,7 @@ class History(Order):
         atomic: bool = False,
     ) -> None:
         super().generic(actor, lanes, shadow, index, lane_of, write, instruction, atomic)
-        event = actor.event(lanes, atomic)
+        event = actor.event(lanes, GENERIC if write or not atomic else STRONG_READ, atomic)
         table = self._table(shadow)
         places = np.asarray(index)
         owner = np.broadcast_to(lane_of, places.shape)
@@ -87,20 +89,19 @@ class History(Order):
             mine = places[owner == lane]
             numbers = table[mine]
             for number in set(numbers.tolist()):
-                entry = Entry(event, lane, write, atomic, self.lines[instruction.index])
-                self._compare(number, entry, lambda e, lane=lane: self._lane_has_seen(actor, lane, e))
+                entry = Entry(event, lane, write, atomic, instruction.line)
+                self._compare(number, entry, partial(self._lane_has_seen, actor, lane))
                 table[mine[numbers == number]] = self._append(number, entry)
 
     def _lane_has_seen(self, actor: Actor, lane: int, entry: Entry) -> bool:
         e = entry.event
         if actor.known >> e & 1:
             return True
-        if e in actor.unsynced and entry.lane == lane:
-            return True
-        token = actor.extra.get(lane)
-        return token is not None and bool(token.known >> e & 1)
+        if entry.lane == ASYNC_LANE:
+            return bool(actor.extra.get(lane, EMPTY).known >> e & 1)
+        return actor.knows(lane, e, entry.lane)
 
-    def _compare(self, number: int, entry: Entry, seen) -> None:
+    def _compare(self, number: int, entry: Entry, seen: Callable[[Entry], bool]) -> None:
         for old in self.entries[number]:
             conflict = (old.write or entry.write) and not (old.atomic and entry.atomic)
             if conflict and not seen(old):
@@ -122,7 +123,7 @@ class History(Order):
         known = base.known | ordered
         token = super().asynchronous(actor, lanes, accesses, instruction, kind, ordered, title)
         event = len(self.kinds) - 1
-        line = self.lines[instruction.index]
+        line = instruction.line
         for access in accesses:
             table = self._table(access.shadow)
             numbers = table[access.index]
@@ -132,6 +133,8 @@ class History(Order):
                 self._compare(number, entry, lambda e: e.event == event or bool(known >> e.event & 1))
                 if not access.write and access.proxy:
                     self._compare_proxy(number, base.proxied, line)
+                if kind == TENSOR:
+                    self._compare_fences(number, entry, actor, ordered)
                 changed[numbers == number] = self._append(number, entry)
             table[access.index] = changed
         return token
@@ -139,5 +142,13 @@ class History(Order):
     def _compare_proxy(self, number: int, proxied: int, line: int) -> None:
         """An asynchronous read of what the generic proxy wrote last needs a proxy fence."""
         last = next((e for e in reversed(self.entries[number]) if e.write), None)
-        if last is not None and self.kinds[last.event] == GENERIC and not proxied >> last.event & 1:
+        if last is not None and self.kinds[last.event] in (GENERIC, COPY) and not proxied >> last.event & 1:
             self.unordered.add(Pair(last.line, line, "proxy fence"))
+
+    def _compare_fences(self, number: int, entry: Entry, actor: Actor, ordered: int) -> None:
+        """Tensor memory accesses of different threads need tcgen05.fence, or the order of the pipeline."""
+        for old in self.entries[number]:
+            conflict = (old.write or entry.write) and self.kinds[old.event] == TENSOR
+            fenced = (actor.after | ordered) >> old.event & 1 or self.owners[old.event].endswith(actor.label)
+            if conflict and not fenced:
+                self.unordered.add(Pair(old.line, entry.line, "tcgen05 fence"))

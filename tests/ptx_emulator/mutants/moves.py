@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ..ir import Instruction, Kernel, Label, Mem, Reg, Targets
 from ..program import destinations
 from .drops import dropped_kind
-from .edit import Mutation
+from .edit import Edit, Editor, Mutation, moving, replacing
 
 _ACCESS_OPS = ("ld", "st", "ldmatrix", "stmatrix", "atom", "red")
 
@@ -52,62 +52,62 @@ def _accesses(i: Instruction) -> bool:
 def late_waits(kernel: Kernel, i: Instruction) -> Iterator[Mutation]:
     """A wait or barrier stands after what it must precede: the next signal, or the next access to memory."""
     kind = dropped_kind(i)
-    if "wait" not in kind and kind != "drop block barrier" or kind == "drop mbarrier wait":
+    if kind == "drop mbarrier wait" or ("wait" not in kind and kind != "drop block barrier"):
         return
-    named = {"signal": _signals, "access": _accesses}
-    for what, test in named.items():
+    for what, test in (("signal", _signals), ("access", _accesses)):
         later = next((x for x in straight(kernel, i.index) if test(x) or dropped_kind(x) == kind), None)
         if later is not None and test(later):
             name = ".".join((later.op, *later.mods[:2]))
-            yield Mutation(
-                "late wait", i.index, f"after the {what} {name} of line {later.line}",
-                lambda e, n=later.index: e.move_after(i.index, n),
-            )  # fmt: skip
+            edit = moving(i.index, later.index)
+            yield Mutation("late wait", i.index, f"after the {what} {name} of line {later.line}", edit)
 
 
 def early_commits(kernel: Kernel, i: Instruction) -> Iterator[Mutation]:
     """A commit or arrival stands before the last operation that it is for."""
-    own = (i.op == "tcgen05" and i.mods[0] in ("mma", "cp", "ld")) or (i.op == "wgmma" and i.mods[0] == "mma_async")
-    own = own or (i.op == "cp" and len(i.args) > 1 and not any("mbarrier" in m for m in i.mods))
-    if not own:
+    reads = i.op == "tcgen05" and i.mods[0] == "ld"
+    product = (i.op == "tcgen05" and i.mods[0] in ("mma", "cp")) or (i.op == "wgmma" and i.mods[0] == "mma_async")
+    copy = i.op == "cp" and len(i.args) > 1 and not any("mbarrier" in m for m in i.mods)
+    if not (reads or product or copy):
         return
     used = set(i.registers())
     for later in straight(kernel, i.index):
-        if dropped_kind(later) == "drop commit" or (dropped_kind(later) == "drop arrive" and i.mods[0] == "ld"):
-            yield Mutation(
-                "early commit", i.index, f"the commit of line {later.line} comes first",
-                lambda e, n=later.index: e.move_after(i.index, n),
-            )  # fmt: skip
+        kind = dropped_kind(later)
+        if kind == "drop commit" or (kind == "drop arrive" and reads):
+            what = f"the commit of line {later.line} comes first"
+            yield Mutation("early commit", i.index, what, moving(i.index, later.index))
             return
-        if later.op == i.op and later.mods[:1] == i.mods[:1]:
-            return
-        if {Reg(r.cls, r.index) for r in destinations(later)} & used:
+        if (later.op == i.op and later.mods[:1] == i.mods[:1]) or set(destinations(later)) & used:
             return
 
 
 def swapped_buffers(kernel: Kernel, i: Instruction) -> Iterator[Mutation]:
     """Two neighbouring copies exchange their places in shared memory; a product exchanges A and B."""
-    if i.op == "tcgen05" and i.mods[0] == "mma" and isinstance(i.args[1], Reg) and isinstance(i.args[2], Reg):
-        args = (i.args[0], i.args[2], i.args[1], *i.args[3:])
-        yield Mutation("swapped buffers", i.index, "A <-> B", lambda e: e.replace(i.index, args=args))
-    if i.op == "wgmma" and i.mods[0] == "mma_async" and isinstance(i.args[1], Reg):
-        args = (i.args[0], i.args[2], i.args[1], *i.args[3:])
-        yield Mutation("swapped buffers", i.index, "A <-> B", lambda e: e.replace(i.index, args=args))
+    kind = "swapped buffers"
+    if (i.op, i.mods[:1]) in (("tcgen05", ("mma",)), ("wgmma", ("mma_async",))):
+        d, a, b, *rest = i.args
+        if isinstance(a, Reg) and isinstance(b, Reg):
+            yield Mutation(kind, i.index, "A <-> B", replacing(i.index, args=(d, b, a, *rest)))
     if not (i.op == "cp" and "tensor" in i.mods):
         return
     place = 0 if isinstance(i.args[0], Mem) else 1
-    for later in kernel.instructions[i.index + 1 :]:
-        if later.name == i.name:
-            mine, others = i.args[place], later.args[place]
-            written = {r for x in kernel.instructions[i.index : later.index] for r in destinations(x)}
-            if mine != others and not {others.base} & written:
-                # The later copy's address is known here already; the earlier's is still there.
-                def edit(e, mine=mine, others=others, n=later.index):
-                    e.set(i.index, (place,), others)
-                    e.set(n, (place,), mine)
+    later = next((x for x in kernel.instructions[i.index + 1 :] if x.name == i.name), None)
+    if later is None:
+        return
+    mine, others = i.args[place], later.args[place]
+    written = {r for x in kernel.instructions[i.index : later.index] for r in destinations(x)}
+    # The later copy's address must be known here already, and the earlier one's still be there.
+    if mine != others and not {mine.base, others.base} & written:
+        yield Mutation(
+            kind, i.index, f"with the copy of line {later.line}", _exchange(i.index, later.index, place, mine, others)
+        )
 
-                yield Mutation("swapped buffers", i.index, f"with the copy of line {later.line}", edit)
-            return
+
+def _exchange(n: int, later: int, place: int, mine: Mem, others: Mem) -> Edit:
+    def edit(editor: Editor) -> None:
+        editor.set(n, (place,), others)
+        editor.set(later, (place,), mine)
+
+    return edit
 
 
 RULES = (late_waits, early_commits, swapped_buffers)

@@ -2,35 +2,42 @@
 
 no edge      in the unchanged run the wait or fence teaches no thread anything, and frees no register: without it the
              happens-before order is the same
-ordered      in the run of the mutant every pair of conflicting accesses is ordered, or was unordered before: all pairs
-             are compared (history.py), not only those that the checker keeps; the results are the same bits
-same place   the descriptor with the fault names the same bytes in the same order (the field is not used by its layout)
-zero sum     the accumulator holds zeros there, adding to it or not is the same
+ordered      in runs of the mutant (all engines at once, and interleaved at random) every pair of conflicting accesses
+             is ordered that was so before. All pairs are compared, lane by lane and with nothing forgotten
+             (history.py), not only those that the checker keeps; and the results are the same bits
+same place   the descriptor with the fault names the same bytes in the same order: its layout does not use the field
+zero sum     the accumulator holds zeros there: adding to it or not is the same
+unread       what the store writes is never read, neither at the right nor at the wrong place: with NaN instead of its
+             values the results are the same bits
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..engines.tcgen05_mma import shared_operand
 from ..engines.wgmma_form import Form, operand_at
-from ..errors import KINDS, EmulatorError
-from ..layouts import decode_instruction_descriptor
-from ..launch import Launch, Options
+from ..errors import EmulatorError
+from ..ir import Imm, Instruction, Vec
+from .edit import Editor, Mutation
 from .history import History, Pair
 from .subject import Subject
-from .trace import Trace
+from .trace import Trace, product_shape
 
 if TYPE_CHECKING:
-    from ..ir import Instruction, Kernel
-    from .edit import Mutation
+    from ..ir import Kernel
+    from ..launch import Launch
 
 # Kinds that only change what is ordered: a mutant that orders enough is the same program.
 _ORDER = ("drop", "weaker", "late", "early", "wrong barrier")
 _TEACHING = ("wait", "fence", "barrier")
+_RUNS = (("earliest", 0), ("random", 1))
+_QUIET = dict.fromkeys(("race", "proxy", "same-value", "tcgen05-fence"), "ignore")
+_NAN = 0x7FC00001
 
 
 class Prover:
@@ -39,9 +46,10 @@ class Prover:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.trace = Trace()
-        subject.launch(subject.kernel, subject.options(), self.trace.attach)
+        _, expected = subject.launch(subject.kernel, subject.options(), self.trace.attach)
         self.trace.finish()
-        self._same: tuple[set[Pair], list[bytes]] | None = None
+        self.results = [e.buffer.array.tobytes() for e in expected]
+        self._pairs: set[Pair] | None = None
 
     def proof(self, mutation: Mutation, mutant: Kernel) -> str:
         """Name of the proof, "" where there is none."""
@@ -53,38 +61,52 @@ class Prover:
             return "ordered"
         if kind == "wrong matrix descriptor" and self._same_place(i, mutation):
             return "same place"
-        if kind == "inverted accumulation" and i.op == "wgmma" and n not in self.trace.accumulated:
+        if kind == "inverted accumulation" and n not in self.trace.accumulated:
             return "zero sum"
+        if (i.op, i.mods[:1]) == ("tcgen05", ("st",)) and self._unread(i, mutation):
+            return "unread"
         return ""
 
+    # ordered ----------------------------------------------------------------------------------------------------------
     def _ordered(self, mutant: Kernel) -> bool:
-        if self._same is None:
-            self._same = self._exhaustive(self.subject.kernel)
-        pairs, outputs = self._same
-        try:
-            found, results = self._exhaustive(mutant)
-        except EmulatorError:
-            return False
-        return found <= pairs and results == outputs
+        if self._pairs is None:
+            self._pairs = set()
+            for schedule, seed in _RUNS:
+                self._pairs |= self._exhaustive(self.subject.kernel, schedule, seed) or set()
+        for schedule, seed in _RUNS:
+            found = self._exhaustive(mutant, schedule, seed)
+            if found is None or not found <= self._pairs:
+                return False
+        return True
 
-    def _exhaustive(self, kernel: Kernel) -> tuple[set[Pair], list[bytes]]:
-        """Unordered pairs, and the results."""
+    def _exhaustive(self, kernel: Kernel, schedule: str, seed: int) -> set[Pair] | None:
+        """Unordered pairs of a run; None where it does not end with the results of the unchanged kernel."""
         kept: list[History] = []
 
         def prepare(launch: Launch) -> None:
-            order = History(launch.finding, kernel.instructions)
-            order.begin([i.line for i in kernel.instructions])
-            launch.order = order
-            kept.append(order)
+            kept.append(History(launch.finding, kernel.instructions))
+            launch.order = kept[0]
 
-        quiet = dict.fromkeys(("race", "proxy", "same-value", "tcgen05-fence"), "ignore")
-        options = dataclasses.replace(self.subject.options(), severity={**self.subject.severity, **quiet})
-        _, expected = self.subject.launch(kernel, options, prepare)
-        return kept[0].unordered, [e.buffer.array.tobytes() for e in expected]
+        return kept[0].unordered if self._same_results(kernel, prepare, schedule, seed) else None
 
+    def _same_results(
+        self, kernel: Kernel, prepare: Callable[[Launch], None] | None = None, schedule: str = "earliest", seed: int = 0
+    ) -> bool:
+        options = self.subject.options(schedule, seed)
+        if prepare is not None:
+            options = dataclasses.replace(options, severity={**options.severity, **_QUIET})
+        try:
+            _, expected = self.subject.launch(kernel, options, prepare)
+        except EmulatorError:
+            return False
+        return [e.buffer.array.tobytes() for e in expected] == self.results
+
+    # Others -----------------------------------------------------------------------------------------------------------
     def _same_place(self, i: Instruction, mutation: Mutation) -> bool:
-        """The changed descriptor of A or B means the same addresses, for all values that it had."""
+        """The changed descriptor means the same addresses, for all values that it had."""
         place, add, flip = mutation.field
+        if i.mods[0] == "cp":
+            return False
         for values in self.trace.operands[i.index]:
             old = values[place]
             new = ((old + add) ^ flip) & ((1 << 64) - 1)
@@ -95,6 +117,21 @@ class Prover:
                 return False
         return True
 
+    def _unread(self, i: Instruction, mutation: Mutation) -> bool:
+        last = len(i.args) - 1
+
+        def poison(editor: Editor) -> None:
+            nan = editor.fresh("w")
+            editor.insert(i.index, "mov", ("b32",), (nan, Imm(_NAN)))
+            editor.set(i.index, (last,), Vec((nan,) * len(i.args[last].items)))
+
+        def both(editor: Editor) -> None:
+            poison(editor)
+            mutation.edit(editor)
+
+        kernel = self.subject.kernel
+        return all(self._same_results(Mutation("", i.index, "", e).apply(kernel)) for e in (poison, both))
+
 
 def _addresses(i: Instruction, place: int, values: tuple[int, ...], descriptor: int) -> np.ndarray:
     """Where the elements of an operand are, in order."""
@@ -102,11 +139,7 @@ def _addresses(i: Instruction, place: int, values: tuple[int, ...], descriptor: 
         form = Form(i)
         rows, mn_major = (64, form.a_mn) if place == 1 else (form.n, form.b_mn)
         return operand_at(descriptor, rows, form.k, form.size, mn_major).index
-    kind = next(m[6:] for m in i.mods if m.startswith("kind::"))
-    group = 2 if "cta_group::2" in i.mods else 1
-    t = decode_instruction_descriptor(values[3], kind, group, i.has("ws"), values[1] == 0)
+    group = 2 if i.has("cta_group::2") else 1
+    t = product_shape(i, values)
     rows, mn_major = (t.m, t.a_mn_major) if place == 1 else (t.n, t.b_mn_major)
     return shared_operand(descriptor, rows // group, t.k, t.element_bytes, mn_major).units
-
-
-__all__ = ["KINDS", "Options", "Prover"]

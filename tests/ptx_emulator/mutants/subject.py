@@ -32,8 +32,10 @@ class Outcome:
 
 
 class Subject:
-    def __init__(self, case: Case) -> None:
-        self.case = case
+    """`strict`: a kernel that follows our own rules (launch.Options)."""
+
+    def __init__(self, case: Case, strict: bool = False) -> None:
+        self.strict = strict
         self.title = f"{case.target}/{case.name}"
         self.program = case.make()
         self.parsed = parse(self.program.ptx)
@@ -44,8 +46,8 @@ class Subject:
 
     def _baseline(self) -> None:
         """Runs the kernel as it is. Lints that it has itself stay lints; of the other kinds each counts as an error."""
-        strict = Options(severity=dict.fromkeys(KINDS, "error"), collect=True)
-        report, _ = self.launch(self.kernel, strict)
+        every = Options(strict=self.strict, severity=dict.fromkeys(KINDS, "error"), collect=True)
+        report, _ = self.launch(self.kernel, every)
         found = {f.kind for f in report.findings}
         if not found <= DEFAULT_SEVERITY.keys():
             raise EmulatorError(f"{self.title} is not clean: {report.findings[0]}")
@@ -56,7 +58,9 @@ class Subject:
             raise EmulatorError(f"{self.title} itself has a finding: {outcome.verdict}: {outcome.detail}")
 
     def options(self, schedule: str = "earliest", seed: int = 0) -> Options:
-        return Options(schedule=schedule, seed=seed, severity=self.severity, max_instructions=self.limit)
+        return Options(
+            strict=self.strict, schedule=schedule, seed=seed, severity=self.severity, max_instructions=self.limit
+        )
 
     def launch(
         self, kernel: Kernel, options: Options, prepare: Callable[[Launch], None] | None = None

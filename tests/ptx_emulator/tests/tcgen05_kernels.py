@@ -205,7 +205,7 @@ def place(matrix: np.ndarray, swizzle: str = "128B", mn_major: bool = False) -> 
     raw = np.ascontiguousarray(matrix.T if mn_major else matrix)
     for outer in range(raw.shape[0]):
         for unit in range(raw.shape[1] // per):
-            at = _unit(outer, unit, size, swizzle, mn_major, leading, stride)
+            at = _unit(outer, unit, swizzle, mn_major, leading, stride)
             data[at : at + 16] = raw[outer, unit * per : unit * per + per].view(np.uint8)
             high = max(high, at + 16)
     return data[: -(-high // 16) * 16], leading, stride
@@ -224,7 +224,7 @@ def _offsets(rows: int, k: int, size: int, swizzle: str, mn_major: bool) -> tupl
     return depth * width * (-(-k // depth)), depth * width
 
 
-def _unit(outer: int, unit: int, size: int, swizzle: str, mn_major: bool, leading: int, stride: int) -> int:
+def _unit(outer: int, unit: int, swizzle: str, mn_major: bool, leading: int, stride: int) -> int:
     """Byte offset of 16-byte unit `unit` of line `outer`: lines are rows, MN-major steps of k."""
     if swizzle == "none":
         if mn_major:

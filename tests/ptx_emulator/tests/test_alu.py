@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ..lower import load_all
+from ..instruction_set import load_all
 from ..lower.code import Code
-from ..lower.registry import Unsupported, find
 from ..parse import parse
+from ..registry import Unsupported, find
 
 WIDTH = 128
 ROWS = 8
@@ -508,14 +508,14 @@ def test_video(lanes: int) -> None:
             part = x >> (k * size) & ((1 << size) - 1)
             return signed(part, size) if kind == "s32" else part
 
-        def combine(a: int, b: int, c: int) -> int:
+        def combine(a: int, b: int) -> int:
             low, high = (-(1 << (size - 1)), (1 << (size - 1)) - 1) if kind == "s32" else (0, (1 << size) - 1)
             functions = {"vadd": a + b, "vsub": a - b, "vabsdiff": abs(a - b), "vmin": min(a, b), "vmax": max(a, b)}
             functions["vavrg"] = (a + b + 1) >> 1 if a + b >= 0 else (a + b) >> 1
             return min(max(functions[op], low), high) if sat else functions[op]
 
         def whole(a: int, b: int, c: int) -> int:
-            parts = [combine(value(a, k), value(b, k), 0) for k in range(lanes)]
+            parts = [combine(value(a, k), value(b, k)) for k in range(lanes)]
             if add:
                 return c + sum(parts)
             return sum((t & ((1 << size) - 1)) << (k * size) for k, t in enumerate(parts))

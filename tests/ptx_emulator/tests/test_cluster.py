@@ -157,9 +157,7 @@ def test_store_async(form: str, schedule: str) -> None:
 
 @pytest.mark.parametrize("operation,value", [("add.u32", 16), ("max.s32", 13), ("inc.u32", 4), ("and.b32", 1)])
 def test_reduce_async(operation: str, value: int) -> None:
-    store = (
-        f"red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{operation} [%r3], %r13, [%r3+1024];"
-    )
+    store = f"{RED}.{operation} [%r3], %r13, [%r3+1024];"
     out = np.zeros((2, 4), np.uint32)
     launch(signalling(store, 4, first=CLEAR.replace("%r30, 0", "%r30, 3")), out, block=1)
     assert out[:, 0].tolist() == [value, value]
@@ -175,9 +173,7 @@ SIGNAL_FAULTS: dict[str, tuple[str, type[Finding], str]] = {
         "the mbarrier is in block",
     ),
     "unwritten": (
-        signalling(
-            "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%r3], %r13, [%r3+1024];", 4
-        ),
+        signalling(f"{RED}.add.u32 [%r3], %r13, [%r3+1024];", 4),
         UninitialisedError,
         "a reduction onto bytes that nothing wrote",
     ),

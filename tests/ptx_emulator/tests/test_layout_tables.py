@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from .. import layouts
+from ..engines import matrix, wgmma
 from ..layout_tables import tables
 
 
@@ -148,12 +151,13 @@ def test_instruction_descriptors() -> None:
 
 
 def test_wgmma_fragments() -> None:
+    """The engine is given matrices of row and of column numbers as products."""
     for name in tables.names("wgmma_d/"):
         n = int(name.split("/")[1])
-        for bits in (32, 16):
-            ours = layouts.wgmma_accumulator(n, bits)
-            for part, theirs in zip(ours, tables.wgmma_accumulator(n), strict=True):
-                same(part.reshape(n // 2, 128), theirs, f"{name}, {bits} bits")
+        for number, theirs in zip(np.indices((64, n), dtype=np.float32), tables.wgmma_accumulator(n), strict=True):
+            same(wgmma.accumulators(number, n, "f32").view(np.float32), theirs, f"{name}, f32")
+            halves = wgmma.accumulators(number, n, "f16").view(np.float16).reshape(n // 4, 128, 2)
+            same(halves.transpose(0, 2, 1).reshape(n // 2, 128), theirs, f"{name}, f16")
     for bits in (8, 16, 32):
         for part, theirs in zip(layouts.wgmma_a_fragment(bits // 8), tables.wgmma_operand_a(bits), strict=True):
             same(part.reshape(-1, 128), theirs, f"wgmma A, {bits} bits")
@@ -172,28 +176,23 @@ def test_mma_fragments() -> None:
 
 
 def test_matrix_loads_and_stores() -> None:
+    """The engine's permutations, told by numbered bytes: byte s of thread t and byte b of row r trade places."""
+    moves: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "plain": np.copy,
+        "trans": matrix.transpose,
+        "b8trans": matrix.columns_of_16x8,
+    }
+    plain = np.arange(128, dtype=np.uint8).view(np.uint32).reshape(8, 4)
     for name in [*tables.names("ldmatrix/"), *tables.names("stmatrix/")]:
         instruction, kind, count = name.split("/")
         thread, byte = tables.matrix_map(instruction, kind, int(count))
-        if kind == "b8trans":
-            row, column = (part[0] for part in layouts.matrix_b8_fragment(store=True))
-            offset = column
-        else:
-            fragment = layouts.ldmatrix_fragment(kind == "trans")
-            row = np.repeat(fragment.row, 2, axis=0)
-            offset = 2 * np.repeat(fragment.column, 2, axis=0) + np.arange(4)[:, None] % 2
+        place = moves[kind](plain).view(np.uint8).reshape(-1).astype(np.int64)
+        if instruction == "stmatrix":
+            place = np.argsort(place)
+        place = place.reshape(32, 4).T
         for register in range(int(count)):
-            same(row + 8 * register, thread[register], f"{name} row of register {register}")
-            same(offset, byte[register], f"{name} byte of register {register}")
-
-
-def test_transposed_8_bit_loads_feed_the_8_bit_product() -> None:
-    """A register of the load is a register of B for e4m3: four k of one n; the second register is n + 8."""
-    load = layouts.matrix_b8_fragment(store=False)
-    product = layouts.mma_fragments("m16n8k32", 1)
-    for register in range(2):
-        same(load.row[register], product.b.row[0], "k")
-        same(load.column[register], product.b.column[0] + 8 * register, "n")
+            same(place // 16 + 8 * register, thread[register], f"{name} row of register {register}")
+            same(place % 16, byte[register], f"{name} byte of register {register}")
 
 
 SOUND_TCGEN05 = 0x4000404000010000
@@ -280,8 +279,6 @@ def test_instruction_descriptors_refused(bits: int, options: dict, message: str)
         ("register_cells", ("16x256b", 64), "16x256b has .x64; allowed: powers of two up to .x32"),
         ("register_cells", ("16x64b", 1, 4), "only 16x32bx2 takes one"),
         ("packed_register_cells", ("16x64b", 1, 4), "only 16x32bx2 takes one"),
-        ("wgmma_accumulator", (12,), "wgmma N is 12"),
-        ("wgmma_accumulator", (16, 64), "have 64 bits; allowed: 16, 32"),
         ("wgmma_a_fragment", (8,), "element_bytes is 8"),
         ("mma_fragments", ("16x8x16", 2), "not of the form m16n8k16"),
         ("mma_fragments", ("m8n8k4", 2), "m8n8k4 with elements of 2 bytes is not modelled"),

@@ -208,7 +208,7 @@ def test_bytes_of_one_word_are_places_of_their_own(module: Module) -> None:
 
 def test_collected_findings_do_not_stop_the_run(module: Module) -> None:
     report, _ = hand_over(module, 2, collect=True)
-    assert report.findings and all(isinstance(f, RaceError) for f in report.findings)
+    assert {f.kind for f in report.findings} == {"race", "barrier"}  # the data, and the phases of the mbarriers
 
 
 def test_a_random_run_is_repeated_by_its_seed(module: Module) -> None:

@@ -94,6 +94,16 @@ def test_all_unknown_opcodes_are_reported_at_once() -> None:
     assert "foo.b32 %r1, %r2" in str(raised.value)
 
 
+def test_unknown_forms_of_all_kernels_are_reported_at_once() -> None:
+    text = "".join(
+        f".visible .entry k{n}()\n{{\n.reg .b32 %r<3>;\n{line}\nret;\n}}\n"
+        for n, line in enumerate(("foo.b32 %r1;", "mov.u32 %r1, %nonsense;", "tcgen05.shift.cta_group::1.down [%r1];"))
+    )
+    with pytest.raises(UnknownInstructions, match="special register %nonsense") as raised:
+        load(HEADER + text)
+    assert set(raised.value.missing) == {"foo.b32", "mov.u32", "tcgen05.shift.cta_group::1.down"}
+
+
 def test_launch_arguments_are_checked_before_anything_runs() -> None:
     module = load(kernel("ret;", ".param .u64 p, .param .f32 x"))
     device = Device()

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from ..ir import Instruction, Kernel
-    from .code import Code
+    from .ir import Instruction, Kernel
+    from .lower.code import Code
 
 NORMAL = "normal"  # fn(warp, mask) -> None
 WAIT = "wait"  # fn(warp, mask) -> bool: False = the warp stays at this instruction
