@@ -31,6 +31,7 @@ def main() -> None:
     from tests.ptx_emulator.speed import measure
 
     writer = RowWriter(args.output)
+    missed = []
     for mode, bar in BARS.items():
         instructions, seconds = measure(CASE, mode == "race", args.repeat)
         rates = sorted(instructions / s / 1e3 for s in seconds)
@@ -50,6 +51,10 @@ def main() -> None:
             f"{mode:6} {p50:7.0f} thousand warp instructions/s ({instructions} in the launch)"
             f" {'ok' if p50 >= bar else 'MISSED'}"
         )
+        if p50 < bar:
+            missed.append(mode)
+    if missed:
+        raise SystemExit(f"below the bar: {', '.join(missed)}")
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ class Report:
     events: int = 0
     useful: set[int] = field(default_factory=set)  # waits (instruction numbers) that ordered something
     findings: list[Finding] = field(default_factory=list)
-    lints: list[str] = field(default_factory=list)
+    lints: list[Finding] = field(default_factory=list)  # noted, each message once
 
 
 class Module:
@@ -290,6 +290,7 @@ class Launch:
         self._files: list[RegisterFile] = []
         self.queue: list[tuple[int, int, int]] = []  # clusters not started: cluster launch control takes from here
         self.instructions = 0
+        self._noted: set[str] = set()
         self.clock = 0  # counted on by reads of the clock registers
 
     def _check_shape(self, k: Kernel) -> None:
@@ -344,11 +345,12 @@ class Launch:
         level = self.severity.get(error.kind, "error")
         if level == "ignore":
             return
-        if level == "lint":
-            if message not in self.report.lints:
-                self.report.lints.append(message)
-            return
         found = error(message)
+        if level == "lint":
+            if message not in self._noted:
+                self._noted.add(message)
+                self.report.lints.append(found)
+            return
         if not self.options.collect:
             raise found
         self.report.findings.append(found)

@@ -65,5 +65,5 @@ def summary(report: Report, seconds: float | None = None) -> str:
         f"ordering events    {report.events}",
         f"lints              {len(report.lints)}",
     ]
-    lines += ["  " + lint.replace("\n", "\n  ") for lint in report.lints[:10]]
+    lines += ["  " + f"{lint.kind}: {lint}".replace("\n", "\n  ") for lint in report.lints[:10]]
     return "\n".join(lines)

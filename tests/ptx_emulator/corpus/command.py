@@ -6,6 +6,7 @@ import argparse
 import time
 
 from ..command_line import add_options, options_of
+from ..errors import EmulatorError
 from . import cases, run
 
 
@@ -36,5 +37,7 @@ def main(argv: list[str]) -> int:
         print(
             f"{title}: ok, {report.instructions} instructions, {len(report.lints)} lints, {seconds:.1f} s", flush=True
         )
+    if count == 0:
+        raise EmulatorError(f"no case has a name with {' or '.join(chosen.names)}; without names all are run")
     print(f"{count - failed} of {count} cases agree")
     return min(failed, 99)

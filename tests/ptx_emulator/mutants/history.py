@@ -47,6 +47,7 @@ class History(Order):
         self.tables: dict[int, np.ndarray] = {}
         self.shadows: list[Shadow] = []  # kept alive: tables are found by identity
         self.entries: list[tuple[Entry, ...]] = [()]
+        self.events: list[tuple[int, int]] = [(0, 0)]  # of each set of entries: events of its writes, of all
         self.numbers: dict[tuple[Entry, ...], int] = {(): 0}
         self.unordered: set[Pair] = set()
 
@@ -66,6 +67,9 @@ class History(Order):
         if found is None:
             found = self.numbers[longer] = len(self.entries)
             self.entries.append(longer)
+            writes, every = self.events[number]
+            bit = 1 << entry.event
+            self.events.append((writes | bit if entry.write else writes, every | bit))
         return found
 
     # Generic accesses -------------------------------------------------------------------------------------------------
@@ -90,19 +94,22 @@ class History(Order):
             numbers = table[mine]
             for number in set(numbers.tolist()):
                 entry = Entry(event, lane, write, atomic, instruction.line)
-                self._compare(number, entry, partial(self._lane_has_seen, actor, lane))
+                self._compare(number, entry, actor.known, partial(self._lane_has_seen, actor, lane))
                 table[mine[numbers == number]] = self._append(number, entry)
 
     def _lane_has_seen(self, actor: Actor, lane: int, entry: Entry) -> bool:
         e = entry.event
-        if actor.known >> e & 1:
-            return True
         if entry.lane == ASYNC_LANE:
             return bool(actor.extra.get(lane, EMPTY).known >> e & 1)
         return actor.knows(lane, e, entry.lane)
 
-    def _compare(self, number: int, entry: Entry, seen: Callable[[Entry], bool]) -> None:
+    def _compare(self, number: int, entry: Entry, known: int, seen: Callable[[Entry], bool]) -> None:
+        """`known` events need no further question, `seen` answers for others."""
+        if not self.events[number][entry.write] & ~known:
+            return
         for old in self.entries[number]:
+            if known >> old.event & 1:
+                continue
             conflict = (old.write or entry.write) and not (old.atomic and entry.atomic)
             if conflict and not seen(old):
                 self.unordered.add(Pair(old.line, entry.line, "order"))
@@ -130,7 +137,7 @@ class History(Order):
             entry = Entry(event, ASYNC_LANE, access.write, access.atomic, line)
             changed = numbers.copy()
             for number in np.unique(numbers).tolist():
-                self._compare(number, entry, lambda e: e.event == event or bool(known >> e.event & 1))
+                self._compare(number, entry, known | 1 << event, lambda e: False)
                 if not access.write and access.proxy:
                     self._compare_proxy(number, base.proxied, line)
                 if kind == TENSOR:

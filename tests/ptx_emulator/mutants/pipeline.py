@@ -7,8 +7,9 @@ D[t] = A[t] B[t]^T, each [128, 32] x [64, 32]^T in f16 with f32 sums, go through
     issuer (warp 4)    two products into a stage of tensor memory       done[s]  ->  <- free[s]
     epilogue (0..3)    reads its 32 lanes, hands the stage back, writes to global memory
 
-A stage of tensor memory handed back before its reads are over is the fault of ../../../README's known trap: results
-stay right until many tiles run. Shared memory has the layout without swizzle, PTX ISA 9.7.16.5: [k / 8, row, k % 8].
+A stage of tensor memory handed back before its reads are over is a fault that tests of results miss: on hardware they
+stay right until very many tiles run. Shared memory has the layout without swizzle, [k / 8, row, k % 8]: PTX ISA
+9.7.16.5.
 """
 
 from __future__ import annotations

@@ -118,3 +118,8 @@ def test_figures_add_up(file: Path) -> None:
 def test_options_are_checked(wrong: dict) -> None:
     with pytest.raises(LaunchError, match=r"allowed|kinds are"):
         Options(**wrong)
+
+
+def test_a_name_that_no_case_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["truth", "no-such-case"]) == 1
+    assert "no-such-case" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import importlib.util
 import pytest
 
 from .. import Options
-from ..errors import KINDS
+from ..errors import KINDS, EmulatorError
 
 # The corpus is written in the Gluon of this version; others lack names that it uses.
 TRITON = "3.8"
@@ -21,11 +21,13 @@ def _why_not() -> str:
     return "" if found.startswith(TRITON) else f"triton {found} is installed; the corpus is written for {TRITON}"
 
 
+# Triton emits no tcgen05.fence, starts warp specialisation with equal writes, invalidates before the last commit.
+NOTED = ("tcgen05-fence", "same-value", "late-arrival", "leftover")
 REASON = _why_not()
 if REASON:
     pytest.skip(REASON, allow_module_level=True)
 
-from ..corpus import Case, cases, run  # noqa: E402
+from ..corpus import Case, cases, command, run  # noqa: E402
 
 SMALL = cases(small_only=True)
 NAMES = [f"{case.target}/{case.name}" for case in SMALL]
@@ -33,8 +35,10 @@ NAMES = [f"{case.target}/{case.name}" for case in SMALL]
 
 @pytest.mark.parametrize("case", SMALL, ids=NAMES)
 def test_numbers_and_no_race(case: Case) -> None:
+    # A finding raises; what is noted only must be of the kinds that correct code of these compilers has.
     report = run(case, Options())
-    assert report.instructions > 0 and not report.findings
+    assert report.instructions > 0
+    assert {lint.kind for lint in report.lints} <= {*NOTED, *case.known}
 
 
 @pytest.mark.parametrize(
@@ -55,3 +59,8 @@ def test_every_target_and_family_is_there() -> None:
 
 def test_kinds_of_findings_have_names_of_their_own() -> None:
     assert len(set(KINDS)) == len(KINDS)
+
+
+def test_a_name_that_no_case_has() -> None:
+    with pytest.raises(EmulatorError, match="no-such-case"):
+        command.main(["no-such-case"])

@@ -139,7 +139,7 @@ def test_fences_are_demanded_in_strict_mode() -> None:
         with pytest.raises(TcgenFenceError, match="after_thread_sync here"):
             run(kept)
         _, report = run(kept, options=Options())
-        assert any("ordered by a barrier alone" in lint for lint in report.lints)
+        assert any("ordered by a barrier alone" in str(lint) for lint in report.lints)
     first = text.replace("tcgen05.fence::before_thread_sync;", "", 1)
     with pytest.raises(TcgenFenceError, match="before_thread_sync"):
         run(first)
@@ -271,7 +271,7 @@ def without_dealloc(body: str) -> str:
 
 def test_columns_that_nobody_gives_back_are_reported() -> None:
     _, report = small(ALLOC.format("%at", 32), options=Options())
-    assert any("32 tensor memory columns not given back" in lint for lint in report.lints)
+    assert any("32 tensor memory columns not given back" in str(lint) for lint in report.lints)
 
 
 def test_pairs_allocate_together() -> None:

@@ -312,7 +312,7 @@ def test_read_wait_does_not_show_the_result() -> None:
 def test_end_without_wait_is_noted() -> None:
     body = init(BAR) + FETCH + wait(BAR) + PUT + COMMIT
     report, _ = run(body, threads=1)
-    assert any("whose source was not waited for" in text for text in report.lints)
+    assert any("whose source was not waited for" in str(lint) for lint in report.lints)
     with pytest.raises(Finding, match="wait_group"):
         run(body, threads=1, leftover="error")
 

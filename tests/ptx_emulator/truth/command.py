@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import time
 
-from .. import Options
+from ..command_line import add_options, options_of
+from ..errors import EmulatorError
 from .cases import cases
 from .replay import check, replay
 
@@ -15,19 +16,9 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.ptx_emulator truth", description=__doc__)
     parser.add_argument("names", nargs="*", help="only cases whose name contains one of these")
     parser.add_argument("--numpy", action="store_true", help="compare the GPU with numpy instead of with the emulator")
-    parser.add_argument("--no-race", action="store_true", help="without race detection")
-    parser.add_argument("--strict", action="store_true", help="demand what is demanded of our own kernels")
-    parser.add_argument("--schedule", default="earliest", help="earliest, latest or random")
-    parser.add_argument("--order", default="forward", help="forward, reversed or shuffled")
-    parser.add_argument("--seed", type=int, default=0)
+    add_options(parser)
     chosen = parser.parse_args(argv)
-    options = Options(
-        race=not chosen.no_race,
-        strict=chosen.strict,
-        schedule=chosen.schedule,
-        order=chosen.order,
-        seed=chosen.seed,
-    )
+    options = options_of(chosen)
     failed = count = 0
     for case in cases():
         if chosen.names and not any(name in case.name for name in chosen.names):
@@ -49,5 +40,7 @@ def main(argv: list[str]) -> int:
             print(f"{case.name}: {report.instructions} warp instructions, {seconds:.2f} s", flush=True)
         else:
             print(f"{case.name}: {'refused, as on the GPU' if case.faults else 'as numpy'}", flush=True)
+    if count == 0:
+        raise EmulatorError(f"no case has a name with {' or '.join(chosen.names)}; without names all are run")
     print(f"{count - failed} of {count} cases agree")
     return min(failed, 99)
