@@ -101,7 +101,7 @@ def store(view: View, mask: np.ndarray | None, spec: Spec, address: np.ndarray |
             # Lanes are stored in order: of several that write one place, the highest wins.
             at = index + k if k else index
             words[at] = value
-            if order is not None and not np.array_equal(words[at], value):
+            if order is not None and (words[at] != value).any():
                 _conflict(view, mask, spec, memory, at, value)
     except IndexError:
         raise out_of_bounds(view, memory, spec, offsets) from None

@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import AlignmentError, BarrierError, LateArrivalError, TransactionError
 from ..hb import BARRIER, EMPTY, INDEX_BITS, Token
 from ..ir import Instruction, Kernel, Mem, Reg, Sink
-from ..operands import Scalar, lanes, scalar
+from ..operands import Scalar, lanes, scalar, vector
 from ..registry import WAIT, Unsupported, special
 from .phases import PhaseWatch, seen_by
 
@@ -315,7 +315,8 @@ def _waiter(i: Instruction, blocks: bool) -> Callable:
     destination = i.args[0]
     if not isinstance(destination, (Reg, Sink)):
         raise Unsupported(f"destination {destination!r}: one predicate is needed")
-    address, want = scalar(i.args[1]), scalar(i.args[2])
+    wide = isinstance(i.args[2], Reg) and i.args[2].cls == "d"
+    address, want = vector(i.args[1]), vector(i.args[2], "u64" if wide else "u32")
     parity, acquires = i.has("parity"), not i.has("relaxed")
 
     def asked_for(value: int) -> int:
@@ -328,9 +329,15 @@ def _waiter(i: Instruction, blocks: bool) -> Callable:
     def run(warp: Warp, mask: np.ndarray | None) -> bool:
         # Lanes that ask the same are answered together: mostly all do.
         asked: dict[tuple[int, int], int] = {}
-        for lane in lanes(mask):
-            key = (address(warp, lane), asked_for(want(warp, lane)))
-            asked[key] = asked.get(key, 0) | 1 << lane
+        places, values = address(warp), want(warp)
+        if mask is not None:
+            places, values = places[mask], values[mask]
+        if (places == places[0]).all() and (values == values[0]).all():
+            asked[int(places[0]), asked_for(int(values[0]))] = warp.bits(mask)
+        else:
+            for lane, at_place, value in zip(lanes(mask), places.tolist(), values.tolist(), strict=True):
+                key = (at_place, asked_for(value))
+                asked[key] = asked.get(key, 0) | 1 << lane
         objects = {key: at(warp, key[0], i) for key in asked}
         answers = {key: b is None or over(b, key[1]) for key, b in objects.items()}
         warp.polls += not blocks and not all(answers.values())
