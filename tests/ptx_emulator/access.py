@@ -202,6 +202,7 @@ def locate(view: View, mask: np.ndarray | None, spec: Spec, address: np.ndarray 
     if spec.strong:
         for warp in view.members:
             warp.polls += 1
+            warp.cta.launch.polled += 1
         if int(places.max()) + n > target.shared.size:  # loads and stores find that out by themselves
             raise out_of_bounds(view, target.shared, spec, places)
     if target.shared.shadow is not None:
@@ -253,6 +254,7 @@ def _global(view: View, mask: np.ndarray | None, spec: Spec, offsets: np.ndarray
     if spec.strong:
         for warp in view.members:
             warp.polls += 1
+            warp.cta.launch.polled += 1
     if memory.shadow is not None:
         _check(view, mask, spec, memory, offsets)
     view.cta.launch.count_bytes("load global" if not spec.write else "store global", n * len(offsets))

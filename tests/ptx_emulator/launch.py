@@ -290,6 +290,7 @@ class Launch:
         self._files: list[RegisterFile] = []
         self.queue: list[tuple[int, int, int]] = []  # clusters not started: cluster launch control takes from here
         self.instructions = 0
+        self.polled = 0  # strong accesses since another block was started last
         self._noted: set[str] = set()
         self.clock = 0  # counted on by reads of the clock registers
 

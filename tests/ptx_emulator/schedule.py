@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 SCHEDULES = ("earliest", "latest", "random")
 ORDERS = ("forward", "reversed", "shuffled")
 # A warp that has done this many instructions in a row may be waiting for another block in a loop.
-SPIN = 20_000
+SPIN = 200_000
+# So many strong accesses may be polls of a word that another block writes.
+POLLED = 400
 SLICE = 4000
 
 
@@ -73,15 +75,17 @@ def run_grid(launch: Launch) -> None:
             for cta in cluster.ctas:
                 cta.end()
                 launch.release(cta)
-        spinning = bool(active) and all(c.spun > SPIN for c in active)
+        spinning = bool(active) and (launch.polled > POLLED or all(c.spun > SPIN for c in active))
         if launch.queue and active and (progress == 0 or spinning):
             active.append(Cluster(launch, launch.queue.pop(0)))
             for c in active:
                 c.spun = 0
+            launch.polled = 0
         elif active and (progress == 0 or spinning):
             # Who polls a word in memory may wait for what an engine's operation lets another warp do.
             for c in active:
                 c.spun = 0
+            launch.polled = 0
             if not any(_pump(launch, c) for c in active) and progress == 0:
                 launch.finding(DeadlockError, _waiting(launch, active, "nobody can go on"))
                 return

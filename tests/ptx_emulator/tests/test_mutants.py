@@ -156,7 +156,7 @@ def test_no_proof_is_given_for_a_fault(ring: Prover) -> None:
 def test_the_exhaustive_check_finds_what_the_checker_finds(ring: Prover) -> None:
     kept: list[History] = []
 
-    def prepare(launch) -> None:  # type: ignore[no-untyped-def]
+    def prepare(launch) -> None:
         kept.append(History(launch.finding, launch.kernel.instructions))
         launch.order = kept[0]
 

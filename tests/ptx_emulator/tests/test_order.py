@@ -233,3 +233,38 @@ def test_global_float_atomics_flush_subnormals_and_shared_ones_do_not() -> None:
     out = device.upload(np.zeros(2, np.float32))
     device.launch(load(compile_cuda(source)), block=(1,), args=[out, 1e-40])
     assert out.array[0] == 0 and out.array[1] == 2 * np.float32(1e-40)
+
+
+LAST_BLOCK = r"""
+__device__ unsigned int arrived;
+extern "C" __global__ void sums(int* parts, int* out, int blocks) {
+  __shared__ int last;
+  parts[blockIdx.x * 64 + threadIdx.x] = blockIdx.x + threadIdx.x;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicInc(&arrived, blocks - 1) == blocks - 1;
+  __syncthreads();
+  if (last) {
+    __threadfence();
+    int sum = 0;
+    for (int b = 0; b < blocks; ++b) sum += parts[b * 64 + threadIdx.x];
+    out[threadIdx.x] = sum;
+  }
+}"""
+
+
+@pytest.mark.parametrize("order", ["forward", "reversed"])
+def test_all_fence_and_one_signals(order: str) -> None:
+    """Code that runs everywhere; by the letter a fence between barrier and atomic lacks: an error if strict."""
+
+    def run(strict: bool) -> np.ndarray:
+        device = Device()
+        parts, out = device.empty(256, np.int32), device.empty(64, np.int32)
+        options = Options(order=order, strict=strict)
+        module = load(compile_cuda(LAST_BLOCK))
+        device.launch(module, grid=(4,), block=(64,), args=[parts, out, 4], options=options)
+        return out.array
+
+    assert (run(False) == 6 + 4 * np.arange(64)).all()
+    with pytest.raises(RaceError):
+        run(True)
