@@ -57,6 +57,7 @@ class Order:
         self._numbers: dict[tuple[int, ...], int] = {(): 0}
         self._added: dict[tuple[int, int], int] = {}
         self.lanes_of: dict[int, int] = {}  # event of a warp -> lanes that took part in it
+        self.map_fences: dict[int, list[int]] = {}  # write of a tensor map -> the fences after it (map_fences.py)
         self.variables: dict[tuple[str, int], Token] = {}  # strong accesses: location -> released knowledge
         # Set around a store: granules -> which of them it leaves as they are.
         self.unchanged: Callable[[np.ndarray], np.ndarray] | None = None

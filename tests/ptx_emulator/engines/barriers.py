@@ -14,6 +14,7 @@ from ..hb import EMPTY, Token
 from ..ir import Instruction, Kernel, Reg
 from ..operands import Scalar, first_lane, lanes, scalar
 from ..registry import WAIT, Unsupported, special
+from . import map_fences
 from .warp_ops import by_members
 
 if TYPE_CHECKING:
@@ -272,12 +273,15 @@ def fence(kernel: Kernel, i: Instruction) -> Callable:
     ):
         raise Unsupported(f"proxy fence {i.name}")
     asynchronous = proxy and any(m.startswith("async") for m in i.mods)
+    tensor_map = scalar(i.args[0]) if proxy and i.has("tensormap::generic") and i.has("acquire") else None
 
     def run(warp: Warp, mask: np.ndarray | None) -> None:
         if warp.actor is None:
             return
         if asynchronous:
             warp.actor.fence_proxy(warp.bits(mask))
+        elif tensor_map is not None:
+            map_fences.acquire(warp, mask, tensor_map(warp, first_lane(mask)))
         elif not proxy:
             access.fence(warp, mask)
 

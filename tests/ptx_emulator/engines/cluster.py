@@ -17,6 +17,7 @@ from ..memory import RANK_SHIFT, SHARED_WINDOW
 from ..operands import immediate, row, scalar, vector
 from ..registry import WAIT, Unsupported, special
 from .bulk import COMPLETION, OPERATIONS, SHARED_TYPES, allow, check_alive, check_initialised, completion, each, reducer
+from .phases import learn_seen, seen_by
 
 if TYPE_CHECKING:
     from ..schedule import Cluster
@@ -81,6 +82,7 @@ class ClusterBarrier:
         self.arrived = dict.fromkeys(self.warps, 0)  # bits of threads
         self.token = EMPTY
         self.completed = EMPTY
+        self.seen = self.told = EMPTY  # what has happened before arrivals, relaxed ones too: phases.py
 
     def missing(self) -> list[Warp]:
         return [w for w in self.warps if w.live & ~self.arrived[w]]
@@ -91,6 +93,7 @@ class ClusterBarrier:
             self.phase += 1
             self.arrived = dict.fromkeys(self.warps, 0)
             self.completed, self.token = self.token, EMPTY
+            self.told, self.seen = self.seen, EMPTY
 
 
 def _barrier(warp: Warp) -> ClusterBarrier:
@@ -132,6 +135,7 @@ def arrive(kernel: Kernel, i: Instruction) -> Callable:
         if warp.actor is not None:
             # A relaxed arrival carries what a fence before it made visible (fence.mbarrier_init, fence.acq_rel).
             b.token |= warp.actor.release(bits) if releases else warp.state.get("fenced", EMPTY)
+            b.seen |= seen_by(warp, bits)
         b.arrived[warp] |= bits
         b.advance()
 
@@ -161,6 +165,7 @@ def wait(kernel: Kernel, i: Instruction) -> Callable:
             if b.completed.known & ~warp.actor.known:
                 warp.cta.launch.report.useful.add(i.index)
             warp.actor.acquire(warp.bits(mask), b.completed)
+            learn_seen(warp, b.told)
         return True
 
     return run

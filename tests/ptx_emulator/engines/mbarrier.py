@@ -198,6 +198,8 @@ def invalidate(kernel: Kernel, i: Instruction) -> Callable:
                     f"  {i.where()}",
                 )
             _all_arrived(warp, lane, barrier, i)
+            if barrier.watch is not None:
+                barrier.watch.end(barrier, warp, lane, i)
             del cta.barriers[offset]
             cta.state.setdefault("invalidated", set()).add(offset)
             shadow = cta.shared.shadow

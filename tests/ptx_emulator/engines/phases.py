@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import BarrierError
+from ..errors import BarrierError, LateArrivalError
 from ..shadow import EMPTY, Token
 
 if TYPE_CHECKING:
@@ -27,6 +27,11 @@ def seen_by(warp: Warp, lanes: int) -> Token:
     """What has happened before an arrival by these lanes: more than a release carries, since a tcgen05.commit tells
     those who wait for it about tensor memory only."""
     return EMPTY if warp.actor is None else warp.actor.release(lanes) | warp.state.get(_SEEN, EMPTY)
+
+
+def learn_seen(warp: Warp, told: Token) -> None:
+    """The warp has met those that arrived with `seen_by`."""
+    warp.state[_SEEN] = warp.state.get(_SEEN, EMPTY) | told
 
 
 class PhaseWatch:
@@ -62,7 +67,7 @@ class PhaseWatch:
                 instruction,
             )
         self.waits[actor.event(lanes)] = instruction
-        warp.state[_SEEN] = warp.state.get(_SEEN, EMPTY) | self.told
+        learn_seen(warp, self.told)
 
     def complete(self, barrier: Barrier) -> None:
         """Before the barrier goes on to its next phase."""
@@ -75,6 +80,18 @@ class PhaseWatch:
                 )
         self.waits.clear()
         self.earlier, self.told, self.seen = barrier.completed, self.seen, EMPTY
+
+    def end(self, barrier: Barrier, warp: Warp, lane: int, instruction: Instruction) -> None:
+        """mbarrier.inval by this lane: who waited for the last phase must have seen it."""
+        known = seen_by(warp, 1 << lane)
+        for event, wait in self.waits.items():
+            if not known.known >> event & 1 and event not in known.parts:
+                barrier.cta.report(
+                    LateArrivalError,
+                    f"mbarrier at {barrier.offset:#x} is invalidated, and nothing orders that after a wait for it\n"
+                    f"  now:    {instruction.where()}\n  before: {wait.where()}",
+                )
+                return
 
 
 def _report(barrier: Barrier, what: str, instruction: Instruction | None) -> None:

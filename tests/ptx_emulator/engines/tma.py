@@ -29,6 +29,7 @@ from ..memory import GLOBAL_BASE, SHARED_WINDOW, GlobalMemory
 from ..operands import Scalar, first_lane, immediate, scalar, signed
 from ..registry import Unsupported, special
 from ..tensor_map import BYTES, NAN_BITS, TensorMap, lookup, replaced
+from . import map_fences
 from .bulk import (
     COMPLETION,
     GLOBAL_TYPES,
@@ -276,6 +277,7 @@ class Form:
         found = self.find(warp, lane)
         if found is None:
             return None
+        map_fences.check(warp, lane, found[1], self.i)
         at = tuple(c(warp, lane) for c in self.coordinates)
         tile = Tile(warp, found[0], at, self.scattered, self.i)
         return (tile, found[1]) if tile.legal else None
@@ -513,7 +515,6 @@ def copy_fence(kernel: Kernel, i: Instruction) -> Callable:
         origin, at = access.locate(warp, words, load, (source(warp, lane) & (SHARED_WINDOW - 1)) + spread)
         target, there = access.locate(warp, words, store, to(warp, lane) + spread)
         target.u64[there >> 3] = origin.u64[at >> 3]
-        # That the reader executes fence.proxy.tensormap (acquire) is not checked.
         if warp.actor is not None:
             warp.actor.synchronise(warp.live)
         access.fence(warp, mask)

@@ -48,7 +48,7 @@ def test_score_of_the_quick_set(title: str) -> None:
     if "/own/" not in title and not _triton().startswith(TRITON):
         pytest.skip(f"triton: {_triton()}; the corpus is compiled by triton {TRITON}")
     rows = score.score_kernel(plan.subject(title), 1, lambda kind: True)
-    assert len(rows) >= 10
+    assert len({r.kind for r in rows}) == len(rows) >= 5
     assert [r for r in rows if r.verdict in (score.MISSED, "crash", "refused")] == []
     assert sum(r.verdict == score.REDUNDANT for r in rows) <= 0.4 * len(rows)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from .. import Device, Options, load
-from ..errors import BarrierError
+from ..errors import BarrierError, LateArrivalError
 from .ptx_text import kernel, wait
 
 INIT = """
@@ -59,3 +59,13 @@ def test_a_phase_that_completes_before_a_wait_for_the_last(options: dict) -> Non
     run("", arrives_twice, answers, **options)
     with pytest.raises(BarrierError, match="nothing orders that after a wait for this one"):
         run(wait("%r1", 0), arrives_twice, answers, **options)
+
+
+@pytest.mark.parametrize("options", SCHEDULES)
+def test_an_invalidation_that_a_wait_may_miss(options: dict) -> None:
+    """Another thread may still ask a barrier that is invalidated under it."""
+    invalidate = "mbarrier.inval.shared.b64 [%r1];\n"
+    severity = {"late-arrival": "error"}
+    run(wait("%r1", 0) + ANSWER, ARRIVE + wait("%r2", 0) + invalidate, severity=severity, **options)
+    with pytest.raises(LateArrivalError, match="nothing orders that after a wait for it"):
+        run(wait("%r1", 0), ARRIVE + wait("%r2", 0) + invalidate, wait("%r1", 0) + ANSWER, severity=severity, **options)
