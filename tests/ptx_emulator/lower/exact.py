@@ -198,6 +198,9 @@ def fma64_in(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: str) -> np.ndarr
     product = a * b
     # A finite product that leaves the range is no infinity here.
     nearest = np.where(np.isfinite(a) & np.isfinite(b) & np.isinf(c), c, product + c)
+    # A product too small for float64 is no zero: with a zero it makes no zero sum.
+    least = np.copysign(5e-324, product)
+    product = np.where((product == 0) & (a != 0) & (b != 0), least, product)
     return _zero_of_sum(_directed64(lambda x, y, z: x * y + z, nearest, mode, a, b, c), product, c, mode)
 
 

@@ -25,6 +25,12 @@ _HEAD = """.version 9.0
 """
 
 
+@pytest.fixture(autouse=True)
+def _numbers_of_its_own() -> None:
+    """A test's numbers must not depend on which tests ran before it in the same process."""
+    RNG.bit_generator.state = np.random.default_rng(0).bit_generator.state
+
+
 class View:
     """Registers p0..p7, h0.., r0.., d0.., q0.. of `WIDTH` threads: what generated code needs of a warp."""
 

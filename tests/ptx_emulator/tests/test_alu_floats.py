@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from .. import formats
+from ..lower import exact
 from .test_alu import RNG, WIDTH, View, bits, run, signed
 
 # Bits of the significand, smallest exponent, largest exponent.
@@ -23,6 +24,12 @@ _SHAPES = {
 _NAMES = {"f16": "h", "bf16": "h", "f32": "r", "f64": "d"}
 _DTYPES = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
 MODES = ("rn", "rz", "rm", "rp")
+
+
+@pytest.fixture(autouse=True)
+def _numbers_of_its_own() -> None:
+    """A test's numbers must not depend on which tests ran before it in the same process."""
+    RNG.bit_generator.state = np.random.default_rng(0).bit_generator.state
 
 
 def rounded(x: Fraction, kind: str, mode: str) -> float:
@@ -532,3 +539,13 @@ def test_scales_and_integer_packs() -> None:
     assert (view.s16[0] == 0).all()
     halves = view.u32[4].view(np.int16)
     assert (halves[1::2] == np.clip(x, -32768, 32767)).all() and (halves[0::2] == np.clip(y, -32768, 32767)).all()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+@pytest.mark.parametrize(("mode", "up", "down"), [("rm", 0.0, -5e-324), ("rp", 5e-324, -0.0), ("rz", 0.0, -0.0)])
+def test_a_product_below_float64_and_a_zero(sign: int, zero: float, mode: str, up: float, down: float) -> None:
+    a, b, c = np.array([sign * 1e-200]), np.array([1e-200]), np.array([zero])
+    got = exact.fma64_in(a, b, c, mode)
+    want = up if sign > 0 else down
+    assert got[0] == want and np.signbit(got[0]) == np.signbit(want)
