@@ -1,0 +1,30 @@
+// The instantiation that runs for each head dim and block size.
+#pragma once
+
+#include "traits.cuh"
+
+namespace vsa::sm90::fwd {
+
+// Two consumers with two kv tiles a step: the fastest on an H200 (../../NOTES.md). Stages: all of the 227 KB that Q,
+// records and barriers leave.
+template <int kHeadDim>
+struct Stages;
+
+template <>
+struct Stages<128> {
+  static constexpr int kKeys = 6;
+  static constexpr int kValues = 6;
+};
+
+// Tiles of half the size. A V tile is held longer, from its copy until the products of the step after.
+template <>
+struct Stages<64> {
+  static constexpr int kKeys = 10;
+  static constexpr int kValues = 14;
+};
+
+template <typename T, int kHeadDim, int kBlockSize>
+using Chosen = ForwardTraits<T, kHeadDim, kBlockSize / kTile, 2, 2, true, Stages<kHeadDim>::kKeys,
+                             Stages<kHeadDim>::kValues, false>;
+
+}  // namespace vsa::sm90::fwd

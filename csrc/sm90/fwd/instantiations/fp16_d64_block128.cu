@@ -1,0 +1,7 @@
+#include "../run.cuh"
+
+namespace vsa::sm90::fwd {
+
+template void run_forward<__half, 64, 128>(const AttentionForwardParams&, cudaStream_t);
+
+}  // namespace vsa::sm90::fwd

@@ -1,0 +1,254 @@
+"""The sm_90a forward kernels in the PTX emulator: right, free of races, and never past the end of a list.
+
+Needs nvcc for the PTX, and no GPU. The problems are a few tiles each, chosen so that every path is taken.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import struct
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.ptx_emulator import Device, Options, load
+from tests.ptx_emulator.compile import compile_cuda, nvcc
+from tests.ptx_emulator.formats import decode, encode
+from tests.ptx_emulator.launch import Module, Report
+
+CSRC = Path(__file__).resolve().parents[1] / "csrc"
+TILE = 64
+SCALE_LOG2 = 0.18
+STRICT = Options(strict=True, max_instructions=1_000_000)
+KERNEL = """
+#include <cstddef>
+#include "sm90/fwd/kernel.cuh"
+using Params = vsa::AttentionForwardParams;
+using Traits = vsa::sm90::fwd::ForwardTraits<{traits}>;
+static_assert(offsetof(Params, out) == 384 && offsetof(Params, B) == 432 && offsetof(Params, sm_scale_log2) == 456 &&
+              sizeof(Params) == 512, "the test packs the struct by hand");
+template __global__ void vsa::sm90::fwd::attention_forward_kernel<Traits>(const __grid_constant__ Params);
+__device__ int shared_bytes = sizeof(vsa::sm90::fwd::SharedStorage<Traits>);
+// {headers}
+"""
+
+pytestmark = pytest.mark.skipif(nvcc() is None, reason="nvcc: not found in $CUDA_HOME/bin nor on PATH")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Template arguments of the kernel. Rings of three tiles are short enough for small problems to go round them."""
+
+    element: str = "bf16"
+    head_dim: int = 128
+    sub_blocks: int = 1
+    consumers: int = 2
+    step: int = 2  # tiles
+    overlap: bool = True
+    stages: int = 3
+    take_turns: bool = False
+
+    @property
+    def block(self) -> int:
+        return TILE * self.sub_blocks
+
+    def module(self) -> Module:
+        return compiled(self)
+
+
+@functools.lru_cache
+def compiled(v: Variant) -> Module:
+    headers = hashlib.sha256()
+    for path in sorted([*CSRC.rglob("*.cuh"), *CSRC.rglob("*.h")]):
+        headers.update(path.read_bytes())
+    element = {"bf16": "__nv_bfloat16", "f16": "__half"}[v.element]
+    flags = ("false", "true")
+    numbers = v.head_dim, v.sub_blocks, v.consumers, v.step, flags[v.overlap], v.stages, v.stages, flags[v.take_turns]
+    source = KERNEL.format(traits=", ".join(map(str, (element, *numbers))), headers=headers.hexdigest())
+    return load(compile_cuda(source, "sm_90a", ("-lineinfo", f"-I{CSRC}")))
+
+
+@dataclass
+class Problem:
+    """Lists by (batch, head, q block), sizes of kv blocks; q, k, v are drawn by `fill`."""
+
+    lists: list[list[list[list[int]]]]
+    sizes: list[int]
+    kv_heads: int = 0  # 0: as many as heads
+    filler: int = -1  # what stands past the ends of the lists
+    growth: float = 0.0  # keys of block j are multiplied by 1 + j * growth: later blocks move the maxima
+    q: np.ndarray = field(init=False)
+    k: np.ndarray = field(init=False)
+    v: np.ndarray = field(init=False)
+
+    def fill(self, v: Variant, seed: int = 0) -> None:
+        """Values that the element holds exactly; NaN wherever there is no key."""
+        rng = np.random.default_rng(seed)
+        batch, heads, rows = len(self.lists), len(self.lists[0]), len(self.lists[0][0])
+        self.kv_heads = self.kv_heads or heads
+
+        def draw(h: int, blocks: int, growth: float = 0.0) -> np.ndarray:
+            x = rng.standard_normal((batch, h, blocks, v.block, v.head_dim), dtype=np.float32)
+            x *= 1 + np.arange(blocks, dtype=np.float32)[:, None, None] * growth
+            x = x.reshape(batch, h, blocks * v.block, v.head_dim)
+            return decode(encode(x, v.element), v.element).astype(np.float32)
+
+        self.q, self.v = draw(heads, rows), draw(self.kv_heads, len(self.sizes))
+        self.k = draw(self.kv_heads, len(self.sizes), self.growth)
+        for block, size in enumerate(self.sizes):
+            for x in (self.k, self.v):
+                x[:, :, block * v.block + size : (block + 1) * v.block] = np.nan
+
+    def reference(self, v: Variant) -> tuple[np.ndarray, np.ndarray]:
+        """out and lse_log2 in double precision."""
+        out = np.zeros(self.q.shape, np.float64)
+        lse = np.full(self.q.shape[:3], -np.inf)
+        group = self.q.shape[1] // self.kv_heads
+        for b, h, r in np.ndindex(len(self.lists), len(self.lists[0]), len(self.lists[0][0])):
+            keys = [j * v.block + t for j in self.lists[b][h][r] for t in range(self.sizes[j])]
+            if not keys:
+                continue
+            here = slice(r * v.block, (r + 1) * v.block)
+            scores = self.q[b, h, here].astype(np.float64) @ self.k[b, h // group, keys].T * SCALE_LOG2
+            peak = scores.max(1, keepdims=True)
+            weights = np.exp2(scores - peak)
+            total = weights.sum(1, keepdims=True)
+            out[b, h, here] = weights @ self.v[b, h // group, keys] / total
+            lse[b, h, here] = (peak + np.log2(total))[:, 0]
+        return out, lse
+
+
+def launch(
+    v: Variant, p: Problem, blocks: int = 1, with_lse: bool = True, options: Options = STRICT
+) -> tuple[np.ndarray, np.ndarray | None, Report]:
+    """Runs the kernel with `blocks` persistent blocks."""
+    device = Device(64 << 20)
+    batch, heads, length, _ = p.q.shape
+    rows = length // v.block
+    width = max(len(row) for b in p.lists for h in b for row in h) + 1
+    indices = np.full((batch, heads, rows, width), p.filler, np.int32)
+    counts = np.zeros((batch, heads, rows), np.int32)
+    for at in np.ndindex(batch, heads, rows):
+        row = p.lists[at[0]][at[1]][at[2]]
+        indices[at][: len(row)] = row
+        counts[at] = len(row)
+
+    def operand(x: np.ndarray) -> bytes:
+        """A map of [B, H, S, D] that stands in memory as [B, S, H, D], rows apart."""
+        b, h, s, d = x.shape
+        buffer = device.upload(encode(np.ascontiguousarray(x.transpose(0, 2, 1, 3)), v.element))
+        row_bytes = 2 * d
+        return device.tensor_map(
+            buffer,
+            element=v.element,
+            dims=(d, s, h, b),
+            strides=(h * row_bytes, row_bytes, s * h * row_bytes),
+            box=(64, 64, 1, 1),
+            swizzle="128B",
+        ).bytes
+
+    out = device.empty(p.q.shape, np.uint16)
+    lse = device.empty(p.q.shape[:3], np.float32) if with_lse else None
+    lists = [device.upload(x).address for x in (indices, counts, np.array(p.sizes, np.int32))]
+    params = operand(p.q) + operand(p.k) + operand(p.v)
+    params += struct.pack("<6Q", out.address, 0 if lse is None else lse.address, *lists, 0)
+    params += struct.pack("<6if", batch, heads, p.kv_heads, rows, len(p.sizes), width, SCALE_LOG2)
+    module = v.module()
+    report = device.launch(
+        module,
+        grid=(blocks,),
+        block=(128 * (v.consumers + 1),),
+        shared=int(device.variable(module, "shared_bytes", np.int32)[0]),
+        args=[params.ljust(512, b"\0")],
+        options=options,
+    )
+    return decode(out.array, v.element), None if lse is None else lse.array, report
+
+
+def check(v: Variant, p: Problem, blocks: int = 1, with_lse: bool = True, options: Options = STRICT) -> Report:
+    """Contract 2's bars against the reference; a finding of the emulator raises."""
+    p.fill(v)
+    out, lse, report = launch(v, p, blocks, with_lse, options)
+    expected_out, expected_lse = p.reference(v)
+    error = np.abs(out - expected_out)
+    assert error.max() <= 1e-2 * np.abs(expected_out).max()
+    assert error.mean() <= 1e-3
+    if lse is not None:
+        np.testing.assert_array_equal(np.isneginf(lse), np.isneginf(expected_lse))
+        finite = np.isfinite(expected_lse)
+        np.testing.assert_allclose(lse[finite], expected_lse[finite], atol=1e-3)
+    return report
+
+
+def random_lists(rows: int, blocks: int, most: int, seed: int) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [sorted(rng.permutation(blocks)[: rng.integers(0, most + 1)].tolist()) for _ in range(rows)]
+
+
+FULL = TILE
+# Blocks that all rows of a group list, that one lists, that none lists; a row without a list; counts that differ.
+MIXED = [[1, 3, 4], [0, 1, 4, 5], [], [4]]
+SIZES = [FULL, 17, 0, FULL, 1, 63]
+
+
+def test_tiles_are_copied_once_for_both_consumers() -> None:
+    report = check(Variant(), Problem([[MIXED]], SIZES))
+    # The groups' unions have 5 tiles and 1.
+    assert report.bytes["TMA load global->shared"] == (2 * (5 + 1) + 4) * TILE * 128 * 2
+
+
+@pytest.mark.parametrize(
+    "v",
+    [
+        Variant(element="f16", head_dim=64),
+        Variant(sub_blocks=2),
+        Variant(head_dim=64, consumers=3, step=1, overlap=False, stages=4),
+    ],
+    ids=["f16-d64", "128-token-blocks", "three-consumers"],
+)
+def test_instantiations(v: Variant) -> None:
+    sizes = [v.block - 3, v.block, 5, v.block // 2, v.block, 0, 1]
+    check(v, Problem([[[[0, 1, 2, 3, 4, 6], [5], [1, 2]]]], sizes), blocks=2)
+
+
+def test_entries_past_the_count_are_not_read() -> None:
+    """-1 would be read out of bounds, a valid id would show in the result."""
+    for filler in (-1, 3):
+        check(Variant(), Problem([[[[0, 2], [1]]]], [FULL, 9, FULL, FULL], filler=filler))
+
+
+def test_batches_kv_heads_and_odd_groups() -> None:
+    """Five rows are two whole groups and a consumer without a q tile; two query heads share a kv head; no lse."""
+    lists = [[random_lists(5, 4, 3, 10 * b + h) for h in range(2)] for b in range(2)]
+    check(Variant(), Problem(lists, [FULL, 30, FULL, 2], kv_heads=1), blocks=3, with_lse=False)
+
+
+def test_lists_in_any_order() -> None:
+    """Distinct ids need not ascend; empty tiles may stand first, and a list may consist of them."""
+    lists = [[5, 2, 0, 4], [2, 5, 1, 0], [1], [3, 1]]
+    check(Variant(), Problem([[lists]], [FULL, 0, FULL, 7, 64, FULL]))
+
+
+def test_maxima_that_grow() -> None:
+    """The accumulator is corrected in the middle of a list, not only at its start."""
+    check(Variant(), Problem([[[list(range(7)), [0, 3, 6]]]], [FULL] * 7, growth=0.6))
+
+
+@pytest.mark.parametrize("schedule", ["earliest", "random"])
+def test_consumer_that_waits_for_a_late_tile(schedule: str) -> None:
+    """One consumer wants a tile that is several rounds of the ring away and looks at its barriers all the while."""
+    lists = [[0, 15], list(range(1, 16))]
+    check(Variant(), Problem([[lists]], [FULL] * 16), options=replace(STRICT, schedule=schedule))
+
+
+@pytest.mark.parametrize(
+    "v",
+    [Variant(), Variant(step=1), Variant(consumers=3, step=1, overlap=False), Variant(take_turns=True)],
+    ids=["chosen", "one-tile", "three-consumers", "turns"],
+)
+def test_many_windows(v: Variant) -> None:
+    """Lists over several windows and items, sparse enough that consumers fall a ring apart."""
+    check(v, Problem([[random_lists(7, 110, 9, 3)]], [FULL] * 110))
