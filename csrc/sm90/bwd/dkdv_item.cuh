@@ -1,0 +1,38 @@
+// Which work item a block has, and the lists of q blocks that selected its kv blocks: a pair of lists for each query
+// head of the kv head.
+#pragma once
+
+#include "lists.cuh"
+#include "traits.cuh"
+
+namespace vsa::sm90::bwd {
+
+__host__ __device__ inline int dkdv_items_of_head(const AttentionBackwardParams& params) {
+  return (params.Nkv + kConsumers - 1) / kConsumers;
+}
+
+// Heads outside, so that blocks that run at a time share Q, dO and dq in L2.
+__device__ __forceinline__ DkdvItem dkdv_item(const AttentionBackwardParams& params, int number) {
+  const int items = dkdv_items_of_head(params);
+  const int row = number / items;
+  const int kv_block = (number - row * items) * kConsumers;
+  const int batch = row / params.Hkv;
+  return {batch, row - batch * params.Hkv, kv_block, min(kConsumers, params.Nkv - kv_block)};
+}
+
+// The walk over the q blocks of query head `head` that selected a kv block of the item. A block without keys has
+// nothing to give or to get: its list counts as empty.
+__device__ __forceinline__ UnionWalk walk_q_blocks(const AttentionBackwardParams& params, const DkdvItem& item,
+                                                   int head) {
+  const int64_t row = int64_t{item.batch} * params.Hq + head;
+  const int* offsets = params.q_offsets + row * (params.Nkv + 1) + item.kv_block;
+  UnionWalk walk(params.q_indices + row * params.Nq * params.M);
+#pragma unroll
+  for (int c = 0; c < kConsumers; ++c) {
+    const bool empty = c >= item.blocks || params.kv_block_sizes[item.kv_block + c] == 0;
+    walk.start(c, empty ? 0 : offsets[c], empty ? 0 : offsets[c + 1]);
+  }
+  return walk;
+}
+
+}  // namespace vsa::sm90::bwd
