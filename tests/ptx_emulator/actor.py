@@ -90,8 +90,7 @@ class Actor:
             self.extra.clear()
             self._join(NO_PARTS)
         else:
-            for lane in bits(lanes):
-                self.extra[lane] = self.extra.get(lane, EMPTY) | token
+            self.acquire(lanes, token)
 
     def _join(self, parts: dict[int, int]) -> None:
         """All lanes learn parts of events; an event whose every lane released its share is known."""
@@ -121,20 +120,10 @@ class Actor:
         self.extra = {lane: token for lane, token in self.extra.items() if live >> lane & 1}
 
     def fence_proxy(self, lanes: int) -> None:
-        token = self.release(lanes)
-        if lanes == self.all_lanes:
-            self.proxied |= token.known
-        else:
-            for lane in bits(lanes):
-                self.extra[lane] = self.extra.get(lane, EMPTY) | Token(0, token.known, 0)
+        self.acquire(lanes, Token(0, self.release(lanes).known, 0))
 
     def fence_before(self, lanes: int) -> None:
-        token = self.release(lanes)
-        if lanes == self.all_lanes:
-            self.before |= token.known
-        else:
-            for lane in bits(lanes):
-                self.extra[lane] = self.extra.get(lane, EMPTY) | Token(0, 0, token.known)
+        self.acquire(lanes, Token(0, 0, self.release(lanes).known))
 
     def fence_after(self, lanes: int, taken: Token = EMPTY) -> None:
         """tcgen05.fence::after_thread_sync; `taken`: what relaxed waits saw, of which it orders the tcgen05 part."""

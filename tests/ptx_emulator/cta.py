@@ -82,7 +82,6 @@ class Cta:
                 w.actor.acquire(w.live, launch.initial)
         self.groups = [Group(self, self.warps[n : n + 4]) for n in range(0, count - 3, 4)]
         self.live = len(self.warps)
-        self.finished = False
 
     # Identity ---------------------------------------------------------------------------------------------------------
     def special(self, name: str, start: int, width: int) -> np.ndarray:
@@ -186,4 +185,3 @@ class Cta:
             self.report(LeftoverError, f"{int(self.tensor_columns.sum())} tensor memory columns not given back")
         for hook in self.state.get("at_end", ()):
             hook(self)
-        self.finished = True

@@ -95,7 +95,7 @@ class Order:
         values = shadow.writer[index]
         found = set(values.ravel().tolist())
         if not found <= actor.checked:
-            self._check_writes(actor, shadow, index, lane_of, values, found, write, instruction, atomic)
+            self._check_writes(actor, shadow, index, lane_of, values, found, write, instruction)
         if shadow.atomics is not None and not atomic:
             self._check_set(actor, shadow, shadow.atomics, index, lane_of, write, instruction, "an atomic")
         if write:
@@ -142,14 +142,15 @@ class Order:
                 implied = e == event or actor.known >> e & 1 or (e in actor.unsynced and not actor.unsynced[e] & ~lanes)
                 if not implied:
                     kept.append(other)
-            members = (*kept, packed)
-            result = self._numbers.get(members)
-            if result is None:
-                result = len(self.sets)
-                self.sets.append(members)
-                self._numbers[members] = result
-            self._added[key] = result
+            result = self._added[key] = self._number((*kept, packed))
         return result
+
+    def _number(self, members: tuple[int, ...]) -> int:
+        """Number of a set of accesses; the same set has the same."""
+        number = self._numbers.setdefault(members, len(self.sets))
+        if number == len(self.sets):
+            self.sets.append(members)
+        return number
 
     def _check_writes(
         self,
@@ -161,23 +162,15 @@ class Order:
         found: set[int],
         write: bool,
         instruction: Instruction,
-        atomic: bool,
     ) -> None:
         for value in found - actor.checked:
             event = value >> INDEX_BITS
             if event == NEVER:
                 if not write or instruction.op in ("atom", "red"):
-                    where = shadow.locate(np.broadcast_to(index, values.shape)[values == value].flat[0])
-                    self.report(
-                        UninitialisedError,
-                        f"{where} read before anything wrote it by {actor.label}\n  {instruction.where()}",
-                    )
+                    self._unwritten(actor.label, shadow, _first(shadow, index, values == value), instruction)
                 continue
             if event == BARRIER:
-                where = shadow.locate(np.broadcast_to(index, values.shape)[values == value].flat[0])
-                self.report(
-                    BarrierError, f"{where} holds a live mbarrier; {actor.label} accesses it\n  {instruction.where()}"
-                )
+                self._occupied(actor.label, shadow, _first(shadow, index, values == value), instruction)
                 continue
             if actor.known >> event & 1:
                 actor.checked.add(value)
@@ -274,19 +267,13 @@ class Order:
         for value in _distinct(values):
             e = value >> INDEX_BITS
             if e == BARRIER:
-                where = shadow.locate(_first(shadow, index, values == value))
-                self.report(
-                    BarrierError, f"{where} holds a live mbarrier; {label} accesses it\n  {instruction.where()}"
-                )
+                self._occupied(label, shadow, _first(shadow, index, values == value), instruction)
             elif value not in actor.checked and not known >> e & 1:
                 self._race(
                     label, shadow, _first(shadow, index, values == value), access.write, instruction, value, "a write"
                 )
             elif e == NEVER and (not access.write):
-                where = shadow.locate(_first(shadow, index, values == value))
-                self.report(
-                    UninitialisedError, f"{where} read before anything wrote it by {label}\n  {instruction.where()}"
-                )
+                self._unwritten(label, shadow, _first(shadow, index, values == value), instruction)
             elif not access.write and access.proxy and self._generic(e) and value not in actor.checked_proxy:
                 if base.proxied >> e & 1:
                     actor.checked_proxy.add(value)
@@ -345,11 +332,8 @@ class Order:
             key = (number, packed)
             result = self._added.get(key)
             if result is None:
-                members = (*(v for v in self.sets[number] if not known >> (v >> INDEX_BITS) & 1), packed)
-                result = self._numbers.setdefault(members, len(self.sets))
-                if result == len(self.sets):
-                    self.sets.append(members)
-                self._added[key] = result
+                kept = (v for v in self.sets[number] if not known >> (v >> INDEX_BITS) & 1)
+                result = self._added[key] = self._number((*kept, packed))
             if len(old) == 1:
                 table[index] = result
                 return
@@ -389,6 +373,14 @@ class Order:
         event, index = value >> INDEX_BITS, value & INDEX_MASK
         where = "" if event <= BARRIER else f"\n          {self.instructions[index].where()}"
         return f"{what} by {self.owners[event]}{where}"
+
+    def _unwritten(self, label: str, shadow: Shadow, granule: int, instruction: Instruction) -> None:
+        where = shadow.locate(granule)
+        self.report(UninitialisedError, f"{where} read before anything wrote it by {label}\n  {instruction.where()}")
+
+    def _occupied(self, label: str, shadow: Shadow, granule: int, instruction: Instruction) -> None:
+        where = shadow.locate(granule)
+        self.report(BarrierError, f"{where} holds a live mbarrier; {label} accesses it\n  {instruction.where()}")
 
     def _race(
         self,

@@ -178,6 +178,17 @@ class Kernel:
     cluster: tuple[int, int, int] | None
     labels: dict[str, int]
 
+    def leaders(self) -> set[int]:
+        """Instructions that something jumps to, and the first."""
+        found = {0}
+        for i in self.instructions:
+            for a in i.args:
+                if isinstance(a, Label):
+                    found.add(a.target)
+                elif isinstance(a, Targets):
+                    found.update(a.targets)
+        return found
+
     @property
     def param_bytes(self) -> int:
         return max((p.offset + p.size for p in self.params), default=0)

@@ -63,16 +63,6 @@ class Program:
             total |= self.register_bit(r)
         return total
 
-    def _leaders(self) -> set[int]:
-        leaders = {0}
-        for i in self.instructions:
-            for a in i.args:
-                if isinstance(a, Label):
-                    leaders.add(a.target)
-                elif isinstance(a, Targets):
-                    leaders.update(a.targets)
-        return leaders
-
     def _lower(self) -> None:
         missing: dict[str, str] = {}
         entries = []
@@ -86,7 +76,7 @@ class Program:
             for i, entry in zip(self.instructions, entries, strict=True):
                 self._try(i, entry, missing)
             raise UnknownInstructions(missing)
-        leaders = self._leaders()
+        leaders = self.kernel.leaders()
         start = None
         for i, entry in zip(self.instructions, entries, strict=True):
             straight = callable(entry)

@@ -30,8 +30,7 @@ class Cluster:
 
     def __init__(self, launch: Launch, first: tuple[int, int, int]) -> None:
         self.launch = launch
-        self.first = first
-        self.barrier: object = None  # sync.py keeps barrier.cluster here
+        self.barrier: object = None  # engines/cluster.py keeps barrier.cluster here
         self.ctas: list[Cta] = []
         cx, cy, cz = launch.cluster
         for z in range(cz):

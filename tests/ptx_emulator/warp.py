@@ -19,7 +19,8 @@ from .registry import BRANCH, EXIT, JUMP_TABLE, WAIT
 
 if TYPE_CHECKING:
     from .cta import Cta
-    from .hb import Actor
+    from .hb import Actor, Token
+    from .ir import Instruction
     from .program import Program
 
 WARP = 32
@@ -298,6 +299,14 @@ class Warp(View):
             mask = chosen == number
             self.fragments.append(Fragment(step.target[number], mask if base is None else mask & base))
         return CHANGED
+
+    def learn(self, lanes: int, token: Token, instruction: Instruction) -> None:
+        """A wait is over: these lanes know what it carries. Notes waits that ordered something."""
+        if self.actor is None:
+            return
+        if token.known & ~self.actor.known:
+            self.cta.launch.report.useful.add(instruction.index)
+        self.actor.acquire(lanes, token)
 
     # Registers that engines own ---------------------------------------------------------------------------------------
     def take(self, registers: int, index: int) -> None:

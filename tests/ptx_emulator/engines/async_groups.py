@@ -89,21 +89,12 @@ class Groups:
                 e.unread &= ~lanes
             if not reads:
                 g.lanes &= ~lanes
-        learn(warp, lanes, token, instruction)
+        if token is not EMPTY:
+            warp.learn(lanes, token, instruction)
 
     def unread(self) -> list[Entry]:
         """Operations whose sources may still be read."""
         return [e for e in (*self.open, *(e for g in self.committed for e in g.entries)) if e.unread]
-
-
-def learn(warp: Warp, lanes: int, token: Token, instruction: Instruction) -> None:
-    """A wait's threads know what the awaited operations carry; notes that the wait was of use."""
-    actor = warp.actor
-    if actor is None or token is EMPTY:
-        return
-    if token.known & ~actor.known:
-        warp.cta.launch.report.useful.add(instruction.index)
-    actor.acquire(lanes, token)
 
 
 def groups_of(warp: Warp, kind: str) -> Groups:

@@ -37,7 +37,6 @@ class Named:
     completed: Token = EMPTY
     fenced: Token = EMPTY  # what fences of the arriving threads covered
     covered: Token = EMPTY  # the same of the finished phase
-    waiting: list[tuple[Warp, int]] = field(default_factory=list)
     first: Instruction | None = None
     votes: list[np.ndarray] = field(default_factory=list)
     result: tuple[int, bool, bool] = (0, True, False)  # popc, and, or of the finished phase
@@ -118,12 +117,9 @@ def _build_sync(i: Instruction, number: Scalar, count: Count, vote: Callable | N
                     warp.waiting = "the other threads of the warp"
                     return False
                 if aligned:
-                    warp.cta.report(
-                        ConvergenceError,
-                        f"{warp.label}: an aligned barrier executed by a part of the warp\n  {i.where()}",
-                    )
+                    _report_partial(warp, i)
                 elif len(warp.fragments) > 1:
-                    return _scattered(warp, mask, i, number, count)
+                    return _scattered(warp, mask, i)
             lane = first_lane(mask)
             n = number(warp, lane)
             b = _enter(warp, mask, i, n, count(warp, lane))
@@ -140,9 +136,7 @@ def _build_sync(i: Instruction, number: Scalar, count: Count, vote: Callable | N
             return False
         del warp.state["bar"]
         if warp.actor is not None:
-            if b.completed.known & ~warp.actor.known:
-                warp.cta.launch.report.useful.add(i.index)
-            warp.actor.acquire(warp.live, b.completed)
+            warp.learn(warp.live, b.completed, i)
             warp.actor.synchronise(warp.live)
             if b.covered is not EMPTY and not warp.cta.launch.options.strict:
                 # Every thread fences, the block meets, one thread signals: by the letter the fence of that thread comes
@@ -153,16 +147,19 @@ def _build_sync(i: Instruction, number: Scalar, count: Count, vote: Callable | N
     return run
 
 
+def _report_partial(warp: Warp, i: Instruction) -> None:
+    warp.cta.report(ConvergenceError, f"{warp.label}: an aligned barrier executed by a part of the warp\n  {i.where()}")
+
+
 def _may_converge(warp: Warp, i: Instruction) -> bool:
     """Others of the warp are on their way: they stand before this instruction in the text, or wait there."""
     return any(f.pc != i.index for f in warp.fragments)
 
 
-def _scattered(warp: Warp, mask: np.ndarray | None, i: Instruction, number: Scalar, count: Count) -> bool:
+def _scattered(warp: Warp, mask: np.ndarray | None, i: Instruction) -> bool:
     """barrier.sync without .aligned by a part of a warp: the parts gather first, then the warp arrives once."""
-    gathered = warp.state.setdefault("bar_gathered", {})
-    key = (i.index, warp.bits(mask))
-    gathered[key] = True
+    gathered = warp.state.setdefault("bar_gathered", set())
+    gathered.add((i.index, warp.bits(mask)))
     total = 0
     for index, part in gathered:
         if index == i.index:
@@ -192,9 +189,7 @@ def arrive(kernel: Kernel, i: Instruction) -> Callable:
 
     def run(warp: Warp, mask: np.ndarray | None) -> None:
         if aligned and not warp.converged(mask):
-            warp.cta.report(
-                ConvergenceError, f"{warp.label}: an aligned barrier executed by a part of the warp\n  {i.where()}"
-            )
+            _report_partial(warp, i)
         lane = first_lane(mask)
         b = _enter(warp, mask, i, number(warp, lane), count(warp, lane))
         if b is not None and b.arrived == b.expected:
@@ -267,12 +262,9 @@ def warp_sync(kernel: Kernel, i: Instruction) -> Callable:
 def fence(kernel: Kernel, i: Instruction) -> Callable:
     """fence.proxy.async, fence.mbarrier_init, fence.acq_rel / .sc at a scope; others order nothing that is tracked."""
     proxy = i.has("proxy")
-    if proxy and not any(
-        m in ("async", "async::global", "async::generic", "tensormap::generic", "alias") or m.startswith("async")
-        for m in i.mods
-    ):
-        raise Unsupported(f"proxy fence {i.name}")
     asynchronous = proxy and any(m.startswith("async") for m in i.mods)
+    if proxy and not asynchronous and not i.has("tensormap::generic") and not i.has("alias"):
+        raise Unsupported(f"proxy fence {i.name}")
     tensor_map = scalar(i.args[0]) if proxy and i.has("tensormap::generic") and i.has("acquire") else None
 
     def run(warp: Warp, mask: np.ndarray | None) -> None:

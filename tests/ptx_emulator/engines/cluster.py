@@ -162,9 +162,7 @@ def wait(kernel: Kernel, i: Instruction) -> Callable:
             return False
         phases[active] = -1
         if warp.actor is not None:
-            if b.completed.known & ~warp.actor.known:
-                warp.cta.launch.report.useful.add(i.index)
-            warp.actor.acquire(warp.bits(mask), b.completed)
+            warp.learn(warp.bits(mask), b.completed, i)
             learn_seen(warp, b.told)
         return True
 

@@ -364,11 +364,8 @@ def _waiter(i: Instruction, blocks: bool) -> Callable:
             if answers[key] and not acquires and barrier is not None:
                 # A relaxed wait orders through a fence after it (fence.acq_rel, tcgen05.fence::after_thread_sync).
                 warp.state["taken"] = warp.state.get("taken", EMPTY) | barrier.completed
-            elif answers[key] and barrier is not None and warp.actor is not None:
-                new = barrier.completed.known & ~warp.actor.known
-                if new:
-                    warp.cta.launch.report.useful.add(i.index)
-                warp.actor.acquire(bits, barrier.completed)
+            elif answers[key] and barrier is not None:
+                warp.learn(bits, barrier.completed, i)
         return True
 
     return run

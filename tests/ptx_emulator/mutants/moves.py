@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..ir import Instruction, Kernel, Label, Mem, Reg, Targets
+from ..ir import Instruction, Kernel, Mem, Reg
 from ..program import destinations
 from .drops import dropped_kind
 from .edit import Edit, Editor, Mutation, moving, replacing
@@ -15,21 +15,9 @@ from .edit import Edit, Editor, Mutation, moving, replacing
 _ACCESS_OPS = ("ld", "st", "ldmatrix", "stmatrix", "atom", "red")
 
 
-def leaders(kernel: Kernel) -> set[int]:
-    """Instructions that something jumps to."""
-    found = {0}
-    for i in kernel.instructions:
-        for a in i.args:
-            if isinstance(a, Label):
-                found.add(a.target)
-            elif isinstance(a, Targets):
-                found.update(a.targets)
-    return found
-
-
 def straight(kernel: Kernel, n: int) -> Iterator[Instruction]:
     """What follows instruction n up to the next jump or label."""
-    starts = leaders(kernel)
+    starts = kernel.leaders()
     for i in kernel.instructions[n + 1 :]:
         if i.index in starts or i.op in ("bra", "brx", "ret", "exit", "trap"):
             return
