@@ -56,6 +56,12 @@ class ProxyError(Finding):
     kind = "proxy"
 
 
+class ProxyReuseError(Finding):
+    """An asynchronous write over what the generic proxy wrote or read, without a fence.proxy between them."""
+
+    kind = "proxy-reuse"
+
+
 class TcgenFenceError(Finding):
     """Tensor memory accesses of several threads ordered by a barrier, but without tcgen05.fence around it."""
 

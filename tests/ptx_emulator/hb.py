@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .actor import Actor, bits
-from .errors import BarrierError, ProxyError, RaceError, SameValueRace, TcgenFenceError, UninitialisedError
+from .errors import (
+    BarrierError,
+    ProxyError,
+    ProxyReuseError,
+    RaceError,
+    SameValueRace,
+    TcgenFenceError,
+    UninitialisedError,
+)
 from .shadow import (
     ASYNC,
     BARRIER,
@@ -43,6 +51,9 @@ if TYPE_CHECKING:
 
     from .ir import Instruction
 
+# Instructions that write shared or global memory by the async proxy. PTX ISA 9.7.9.25.1.
+BY_ASYNC_PROXY = ("cp", "clusterlaunchcontrol")
+
 
 class Order:
     """The events of one launch and the checks. `report` receives (error class, message)."""
@@ -62,6 +73,7 @@ class Order:
         # Set around a store: granules -> which of them it leaves as they are.
         self.unchanged: Callable[[np.ndarray], np.ndarray] | None = None
         self._pairs: set[tuple[int, int]] = set()
+        self._allocations = [i.index for i in instructions if i.op == "tcgen05" and i.mods[0] == "alloc"]
 
     def _generic(self, event: int) -> bool:
         """Of the generic proxy: asynchronous reads need a proxy fence after it."""
@@ -283,6 +295,8 @@ class Order:
                 self._tcgen_fence(actor, e, ordered, shadow, index, values == value, label, instruction, value)
         if access.write:
             self._check_sets(shadow, shadow.readers, access, known, label, instruction, "a read", actor, ordered, kind)
+        if access.write and access.proxy and instruction.op in BY_ASYNC_PROXY:
+            self._check_reuse(shadow, index, values, base, label, instruction)
         if shadow.atomics is not None and not access.atomic:
             self._check_sets(
                 shadow, shadow.atomics, access, known, label, instruction, "a reduction", actor, ordered, kind
@@ -429,6 +443,34 @@ class Order:
             f"  before: {self.describe(value, 'a write')}\n"
             f"  missing: fence.proxy.async after the write, before the barrier that orders the two",
         )
+
+    def _check_reuse(
+        self,
+        shadow: Shadow,
+        index: np.ndarray | slice,
+        values: np.ndarray,
+        base: Token,
+        label: str,
+        instruction: Instruction,
+    ) -> None:
+        """What the generic proxy did at a place before the async proxy writes there."""
+        numbers = shadow.readers[index]
+        found = [(values == v, v, "a write") for v in _distinct(values)]
+        found += [(numbers == n, v, "a read") for n in _distinct(numbers) for v in self.sets[n]]
+        for hit, value, what in found:
+            event = value >> INDEX_BITS
+            if not self._generic(event) or base.proxied >> event & 1:
+                continue
+            # The word with the address of tensor memory becomes part of a buffer in all that Triton makes.
+            hit = hit & ~np.isin(values & INDEX_MASK, self._allocations)
+            if hit.any() and not self._noted(instruction, value):
+                self.report(
+                    ProxyReuseError,
+                    f"{shadow.locate(_first(shadow, index, hit))}: an asynchronous write over {what} of the generic "
+                    f"proxy\n  now:    {label}\n          {instruction.where()}\n"
+                    f"  before: {self.describe(value, what)}\n"
+                    f"  missing: fence.proxy.async after that, before the barrier that orders the two",
+                )
 
     def _tcgen_fence(
         self,

@@ -26,7 +26,7 @@ MAX_THREADS = 1024
 MAX_GRID = ((1 << 31) - 1, 65535, 65535)
 MAX_BLOCK = (1024, 1024, 64)
 # Findings that a correct kernel of another compiler may have: see README.
-DEFAULT_SEVERITY = {"tcgen05-fence": "lint", "leftover": "lint", "same-value": "lint", "late-arrival": "lint"}
+DEFAULT_SEVERITY = dict.fromkeys(("tcgen05-fence", "leftover", "same-value", "late-arrival", "proxy-reuse"), "lint")
 STRICT_SEVERITY: dict[str, str] = {}
 
 

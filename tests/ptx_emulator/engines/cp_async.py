@@ -202,6 +202,8 @@ def _arrive(warp: Warp, place: int, bits: int, counted: bool, i: Instruction) ->
     n = bits.bit_count()
     if not counted:
         barrier.pending += n
+        if barrier.watch is not None and warp.actor is not None:
+            barrier.watch.joined[warp.actor.event(bits)] = i
     ops, token = _earlier(warp, bits)
     seen = token | seen_by(warp, bits)
 
@@ -210,7 +212,7 @@ def _arrive(warp: Warp, place: int, bits: int, counted: bool, i: Instruction) ->
             op.finish()
         now = barrier if cta.barriers.get(barrier.offset) is barrier else find(cta, barrier.offset, i)
         if now is not None:
-            now.arrive(n, token, i, seen)
+            now.arrive(n, token, i, seen, joins=not counted)
 
     if barrier.cta is not cta:
         cta.report(BarrierError, f"the mbarrier is not in this block's shared memory\n  {i.where()}")

@@ -43,9 +43,17 @@ class Barrier:
         self.watch = PhaseWatch() if cta.order is not None else None
 
     def arrive(
-        self, count: int, token: Token, instruction: Instruction | None = None, seen: Token | None = None
+        self,
+        count: int,
+        token: Token,
+        instruction: Instruction | None = None,
+        seen: Token | None = None,
+        joins: bool = False,
     ) -> None:
-        """`count` arrivals. More than are pending is a finding. `seen`: what the thread knew, where not `token`."""
+        """`count` arrivals. More than are pending is a finding. `seen`: what the thread knew, where not `token`.
+
+        `joins`: they were added to those pending before (cp.async.mbarrier.arrive without .noinc).
+        """
         if count > self.pending:
             self.cta.report(
                 BarrierError,
@@ -54,7 +62,7 @@ class Barrier:
             )
             return
         if self.watch is not None:
-            self.watch.arrive(self, token if seen is None else seen, instruction)
+            self.watch.arrive(self, token if seen is None else seen, instruction, joins)
         self.token |= token
         self.pending -= count
         self._complete()

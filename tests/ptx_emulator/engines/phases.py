@@ -1,10 +1,11 @@
 """Does it depend on the schedule which phase of an mbarrier an arrival or a wait belongs to?
 
-One run stands for all schedules only if it does not. Three rules keep it so; each is checked with what threads know:
+One run stands for all schedules only if it does not. These rules keep it so; each is checked with what threads know:
 
 1. who arrives knows that the phase before is complete (else the arrival may count for that one);
 2. who waits for a phase knows that the phase before it is complete (else it may see the parity of an earlier one);
-3. a phase completes after all that waited for the phase before have seen it (else they miss it, and wait for ever).
+3. a phase completes after all that waited for the phase before have seen it (else they miss it, and wait for ever);
+4. an arrival that counts itself in (cp.async.mbarrier.arrive without .noinc) does so before the last of the others.
 """
 
 from __future__ import annotations
@@ -37,16 +38,18 @@ def learn_seen(warp: Warp, told: Token) -> None:
 class PhaseWatch:
     """Of one mbarrier."""
 
-    __slots__ = ("earlier", "seen", "told", "waits")
+    __slots__ = ("earlier", "joined", "others", "seen", "told", "waits")
 
     def __init__(self) -> None:
         self.earlier = EMPTY  # what the completion of the phase before the last one carried
         self.seen = EMPTY  # what those that arrived in the running phase knew
         self.told = EMPTY  # the same of the last phase
         self.waits: dict[int, Instruction] = {}  # events: waits that saw the last completion
+        self.joined: dict[int, Instruction] = {}  # events: arrivals that counted themselves in (no .noinc)
+        self.others = EMPTY  # what those knew that arrived without
 
-    def arrive(self, barrier: Barrier, seen: Token, instruction: Instruction | None) -> None:
-        """`seen`: what the arriving thread knew, or the thread that issued what arrives."""
+    def arrive(self, barrier: Barrier, seen: Token, instruction: Instruction | None, joins: bool) -> None:
+        """`seen`: what the arriving thread knew, or the thread that issued what arrives. `joins`: it was counted in."""
         if barrier.completed.known & ~seen.known:
             _report(
                 barrier,
@@ -54,6 +57,8 @@ class PhaseWatch:
                 instruction,
             )
         self.seen |= seen
+        if not joins:
+            self.others |= seen
 
     def wait(self, barrier: Barrier, warp: Warp, lanes: int, instruction: Instruction) -> None:
         """A wait of these lanes that found the last phase complete; before they learn what that carries."""
@@ -71,27 +76,34 @@ class PhaseWatch:
 
     def complete(self, barrier: Barrier) -> None:
         """Before the barrier goes on to its next phase."""
-        for event, instruction in self.waits.items():
-            if not self.seen.known >> event & 1 and event not in self.seen.parts:
-                _report(
-                    barrier,
-                    "the next phase completes, and nothing orders that after a wait for this one: it may be missed",
-                    instruction,
-                )
-        self.waits.clear()
-        self.earlier, self.told, self.seen = barrier.completed, self.seen, EMPTY
+        for events, seen, what in (
+            (self.waits, self.seen, "the next phase completes, and nothing orders that after a wait for this one: "
+             "it may be missed"),
+            (self.joined, self.others, "an arrival counts itself in, and nothing orders that before the others: "
+             "the phase may complete without it"),
+        ):  # fmt: skip
+            for event, instruction in events.items():
+                if not _knows(seen, event):
+                    _report(barrier, what, instruction)
+            events.clear()
+        self.earlier, self.told, self.seen, self.others = barrier.completed, self.seen, EMPTY, EMPTY
 
     def end(self, barrier: Barrier, warp: Warp, lane: int, instruction: Instruction) -> None:
         """mbarrier.inval by this lane: who waited for the last phase must have seen it."""
         known = seen_by(warp, 1 << lane)
         for event, wait in self.waits.items():
-            if not known.known >> event & 1 and event not in known.parts:
+            if not _knows(known, event):
                 barrier.cta.report(
                     LateArrivalError,
                     f"mbarrier at {barrier.offset:#x} is invalidated, and nothing orders that after a wait for it\n"
                     f"  now:    {instruction.where()}\n  before: {wait.where()}",
                 )
                 return
+
+
+def _knows(token: Token, event: int) -> bool:
+    """Of one of the threads that took part in it at least."""
+    return bool(token.known >> event & 1) or event in token.parts
 
 
 def _report(barrier: Barrier, what: str, instruction: Instruction | None) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ..actor import Actor
-from ..hb import COPY, EMPTY, GENERIC, STRONG_READ, TENSOR, Access, Order, Shadow, Token
+from ..hb import BY_ASYNC_PROXY, COPY, EMPTY, GENERIC, STRONG_READ, TENSOR, Access, Order, Shadow, Token
 
 if TYPE_CHECKING:
     from ..ir import Instruction
@@ -138,19 +138,20 @@ class History(Order):
             changed = numbers.copy()
             for number in np.unique(numbers).tolist():
                 self._compare(number, entry, known | 1 << event, lambda e: False)
-                if not access.write and access.proxy:
-                    self._compare_proxy(number, base.proxied, line)
+                if access.proxy and (not access.write or instruction.op in BY_ASYNC_PROXY):
+                    self._compare_proxy(number, entry, base.proxied)
                 if kind == TENSOR:
                     self._compare_fences(number, entry, actor, ordered)
                 changed[numbers == number] = self._append(number, entry)
             table[access.index] = changed
         return token
 
-    def _compare_proxy(self, number: int, proxied: int, line: int) -> None:
-        """An asynchronous read of what the generic proxy wrote last needs a proxy fence."""
-        last = next((e for e in reversed(self.entries[number]) if e.write), None)
-        if last is not None and self.kinds[last.event] in (GENERIC, COPY) and not proxied >> last.event & 1:
-            self.unordered.add(Pair(last.line, line, "proxy fence"))
+    def _compare_proxy(self, number: int, entry: Entry, proxied: int) -> None:
+        """The async proxy reads what the generic proxy wrote last, and writes over all it did, after a fence only."""
+        earlier = [e for e in self.entries[number] if entry.write or e.write]
+        for old in earlier if entry.write else earlier[-1:]:
+            if self.kinds[old.event] in (GENERIC, COPY) and not proxied >> old.event & 1:
+                self.unordered.add(Pair(old.line, entry.line, "proxy fence"))
 
     def _compare_fences(self, number: int, entry: Entry, actor: Actor, ordered: int) -> None:
         """Tensor memory accesses of different threads need tcgen05.fence, or the order of the pipeline."""

@@ -58,6 +58,7 @@ KERNELS = (
 QUICK_KERNELS = (
     "sm_100a/own/tensor_memory_ring",
     "sm_100a/gluon/product-128x64x64",
+    "sm_100a/gluon/warp_specialised-64x128x64",
     "sm_90a/gluon/wgmma-64x64x64",
     "sm_121a/triton/matmul-64x64x32-fp16",
 )

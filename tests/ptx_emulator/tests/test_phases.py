@@ -69,3 +69,12 @@ def test_an_invalidation_that_a_wait_may_miss(options: dict) -> None:
     run(wait("%r1", 0) + ANSWER, ARRIVE + wait("%r2", 0) + invalidate, severity=severity, **options)
     with pytest.raises(LateArrivalError, match="nothing orders that after a wait for it"):
         run(wait("%r1", 0), ARRIVE + wait("%r2", 0) + invalidate, wait("%r1", 0) + ANSWER, severity=severity, **options)
+
+
+@pytest.mark.parametrize("options", SCHEDULES)
+def test_an_arrival_that_counts_itself_in_too_late(options: dict) -> None:
+    """cp.async.mbarrier.arrive without .noinc adds to what is pending: the phase may be over before it does."""
+    joins = WRITE + "cp.async.mbarrier.arrive.shared.b64 [%r1];\n"
+    run(joins + ANSWER, wait("%r2", 0) + ARRIVE + wait("%r1", 0), **options)
+    with pytest.raises(BarrierError, match="nothing orders that before the others"):
+        run(joins, ARRIVE + wait("%r1", 0), **options)
