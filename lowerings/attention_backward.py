@@ -38,6 +38,9 @@ class InductorArithmetic:
     def sub(self, x: Any, y: Any) -> Any:
         return compat.aten(_aten.sub.Tensor, x, y)
 
+    def scaled(self, x: Any, scale: float, dtype: torch.dtype) -> Any:
+        return self.to(self.mul(x, scale), dtype)
+
     def row_dot(self, x: Any, y: Any, dtype: torch.dtype) -> Any:
         return compat.aten(_aten.sum.dim_IntList, self.mul(self.to(x, dtype), self.to(y, dtype)), [-1])
 

@@ -234,8 +234,7 @@ def test_attention_block(block_report: RegionReport) -> None:
     (use,) = block_report.backends
     assert (use.forward.split("@")[0], use.backward.split("@")[0]) == ("eager", "eager")
     assert {(refusal.backend, refusal.direction) for refusal in block_report.refusals} == {
-        ("triton", "forward"),
-        ("triton", "backward"),
+        (backend, direction) for backend in ("sm90", "triton") for direction in ("forward", "backward")
     }
     assert all("cpu" in refusal.sentence for refusal in block_report.refusals)
     assert block_report.notes == ()
@@ -293,7 +292,7 @@ def test_page_and_document(block_report: RegionReport) -> None:
     document = json.loads(block_report.to_json())
     assert document["num_graphs"] == 1
     assert "code" not in document["graphs"][0]["directions"][0]
-    assert document["backends"][0]["refusals"][0]["backend"] == "triton"
+    assert document["backends"][0]["refusals"][0]["backend"] == "sm90"
     with_code = json.loads(block_report.to_json(code=True))
     assert "def call(" in with_code["graphs"][0]["directions"][0]["code"]
 
@@ -344,9 +343,12 @@ def test_attention_block_on_a_gpu(block: tuple[Block, tuple[torch.Tensor, TileLa
     report = assert_one_region(compile(Block(64).cuda().bfloat16()), x, layout)
     assert {call.kind for call in report.kernels} == {"triton"}
     names = [call.name for call in report.opaque_calls]
-    assert names.count("vsa.attention_triton") == names.count("vsa.attention_backward_triton") == 1
+    (use,) = report.backends
+    forward, backward = (name.partition("@")[0] for name in (use.forward, use.backward))
+    assert {forward, backward} <= {"sm90", "triton"}
+    assert names.count(f"vsa.attention_{forward}") == names.count(f"vsa.attention_backward_{backward}") == 1
     assert {"vsa.tile", "vsa.untile"} <= {op for call in report.kernels for op in call.fused}
-    assert report.refusals == ()
+    assert {refusal.backend for refusal in report.refusals} <= {"sm90"}
 
 
 def test_a_step_that_runs_its_own_backward_and_a_disabled_function() -> None:

@@ -8,11 +8,15 @@ import pytest
 
 import vsa_inductor as vsa
 from vsa_inductor import native
+from vsa_inductor.backends import capability
 
 
 @pytest.fixture(autouse=True)
-def untouched_status(monkeypatch):
-    monkeypatch.setattr(native, "_status", native._status)
+def no_library_yet(monkeypatch):
+    """As in an installation without one, whatever this one has."""
+    monkeypatch.setattr(
+        native, "_status", native.NativeStatus(None, False, "this installation was built without a native library")
+    )
 
 
 @pytest.fixture
@@ -27,6 +31,14 @@ def test_without_a_library_the_report_says_so():
     assert "without a native library" in str(vsa.backend_report())
 
 
+def test_why_there_is_none_is_what_the_build_wrote(tmp_path):
+    (tmp_path / native.REASON_FILE).write_text("nvcc was not found\n")
+    vsa.load_packaged(tmp_path)
+    sentence = "this installation was built without a native library: nvcc was not found"
+    assert native.status() == native.NativeStatus(None, False, sentence)
+    assert sentence in str(vsa.backend_report())
+
+
 def test_a_missing_file_is_named(tmp_path):
     path = tmp_path / "absent.so"
     with pytest.raises(vsa.NativeLibraryError) as caught:
@@ -36,7 +48,9 @@ def test_a_missing_file_is_named(tmp_path):
         vsa.load_library(str(tmp_path))
 
 
-def test_a_broken_file_is_named_with_the_reason_of_the_loader(garbage):
+@pytest.mark.parametrize("content", [b"", b"\x7fELF this is not a library"], ids=["empty", "garbage"])
+def test_a_broken_file_is_named_with_the_reason_of_the_loader(garbage, content):
+    garbage.write_bytes(content)
     before = native.status()
     with pytest.raises(vsa.NativeLibraryError) as caught:
         vsa.load_library(garbage)
@@ -70,12 +84,33 @@ def test_an_empty_folder_is_no_news(tmp_path):
 
 
 def test_a_library_that_loads_is_reported(monkeypatch, garbage):
-    loaded = []
+    loaded, forgotten = [], []
     monkeypatch.setattr(native.torch.ops, "load_library", loaded.append)
+    monkeypatch.setattr(capability, "library_changed", lambda: forgotten.append(len(loaded)))
     vsa.load_library(garbage)
     assert loaded == [str(garbage.resolve())]
+    assert forgotten == [1], "what was chosen without it is chosen again"
     assert native.status() == native.NativeStatus(str(garbage), True, f"loaded from {garbage}")
     assert f"loaded from {garbage}" in str(vsa.backend_report())
+
+
+def test_a_library_of_ours_says_what_it_was_built_for(monkeypatch, garbage):
+    monkeypatch.setattr(native.torch.ops, "load_library", lambda path: None)
+    mark = f"vsa_native interface={native.INTERFACE} architectures=90a,100a cuda=13.0.88 sources=1a2b3c4d"
+    garbage.write_bytes(b"\x7fELF\0" + mark.encode() + b"\0")
+    vsa.load_library(garbage)
+    assert native.status().reason == f"loaded from {garbage} (sm_90a, sm_100a; CUDA 13.0.88; sources 1a2b3c4d)"
+
+
+def test_a_library_for_another_interface_is_not_loaded(monkeypatch, garbage):
+    loaded = []
+    monkeypatch.setattr(native.torch.ops, "load_library", loaded.append)
+    garbage.write_bytes(b"\x7fELF\0vsa_native interface=99 architectures=90a cuda=13.0.88 sources=1a2b3c4d\0")
+    with pytest.raises(vsa.NativeLibraryError, match=f"interface 99; allowed: interface {native.INTERFACE}"):
+        vsa.load_library(garbage)
+    with pytest.warns(UserWarning, match="interface 99"):
+        vsa.load_packaged(garbage.parent)
+    assert not loaded and not native.status().loaded
 
 
 def test_the_error_is_a_runtime_error():

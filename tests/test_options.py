@@ -11,12 +11,23 @@ import torch
 from problems import random_problem
 
 import vsa_inductor as vsa
+from vsa_inductor import native
 from vsa_inductor.backends import capability
 from vsa_inductor.backends.contract import Problem
 from vsa_inductor.options import current
 
 CUDA = Problem("cuda", (9, 0), torch.bfloat16, 128, 64, False, True, False)
 CPU = replace(CUDA, device_type="cpu", capability=None)
+
+
+@pytest.fixture(autouse=True)
+def no_native_library(monkeypatch):
+    """What the backends without a library do, whether this installation has one or not; test_sm90.py has the rest."""
+    monkeypatch.setattr(native, "implements", lambda op: False)
+
+
+def by(backend, refusals):
+    return tuple(refusal for refusal in refusals if refusal.backend == backend)
 
 
 @pytest.fixture
@@ -89,7 +100,7 @@ def test_an_unknown_backend_is_a_typed_error(backend):
 
 
 def test_names_are_best_first_and_the_last_takes_everything():
-    assert vsa.backend_names() == ("triton", "eager")
+    assert vsa.backend_names() == ("sm90", "triton", "eager")
 
 
 @pytest.mark.parametrize(
@@ -109,16 +120,17 @@ def test_refusals_of_triton(change, asked, supported):
     problem = replace(CUDA, **change)
     choice = capability.select(problem, vsa.Options())
     assert (choice.forward, choice.backward) == ("eager", "eager")
-    assert [(r.backend, r.direction) for r in choice.refusals] == [("triton", "forward"), ("triton", "backward")]
-    for refusal in choice.refusals:
+    refusals = by("triton", choice.refusals)
+    assert [r.direction for r in refusals] == ["forward", "backward"]
+    for refusal in refusals:
         assert asked in refusal.sentence and supported in refusal.sentence
         assert str(refusal) == f"triton ({refusal.direction}): {refusal.sentence}"
     # Eager is what a CPU runs; on a GPU nobody asked for it.
-    assert choice.fallbacks == (choice.refusals if problem.device_type == "cuda" else ())
+    assert choice.fallbacks == (refusals if problem.device_type == "cuda" else ())
     named = vsa.Options(backend="triton", strict=True)
     with pytest.raises(vsa.BackendUnavailableError, match="strict=True forbids a fallback") as caught:
         capability.select(problem, named)
-    assert all(str(refusal) in str(caught.value) for refusal in choice.refusals)
+    assert all(str(refusal) in str(caught.value) for refusal in refusals)
 
 
 @pytest.mark.parametrize("least", [(8, 0), (8, 6), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)])
@@ -130,7 +142,8 @@ def test_triton_takes_what_it_supports(least, dtype, facts):
     problem = replace(CUDA, capability=least, dtype=dtype, deterministic=True, **facts)
     for options in (vsa.Options(), vsa.Options(backend="triton", strict=True), vsa.Options(strict=True)):
         choice = capability.select(problem, options)
-        assert choice == capability.Choice("triton", "triton", (), ())
+        assert (choice.forward, choice.backward, choice.fallbacks) == ("triton", "triton", ())
+        assert not by("triton", choice.refusals)
 
 
 def test_eager_can_be_named_on_a_gpu():
@@ -152,7 +165,7 @@ def test_a_direction_that_never_runs_is_no_fallback():
     inference = replace(CPU, needs_grad=False)
     choice = capability.select(inference, vsa.Options(backend=("eager", "triton"), strict=True))
     assert (choice.forward, choice.backward) == ("eager", "eager") and choice.fallbacks == ()
-    assert [r.direction for r in choice.refusals] == ["backward"]
+    assert [r.direction for r in by("triton", choice.refusals)] == ["backward"]
 
 
 def test_the_choice_is_a_pure_function(monkeypatch):
@@ -172,7 +185,8 @@ def test_a_missing_or_old_triton_is_a_refusal(monkeypatch, version, found):
     monkeypatch.setattr(triton, "_triton_version", lambda: version)
     choice = capability.select(CUDA, vsa.Options())
     assert choice.forward == "eager"
-    assert found in choice.refusals[0].sentence and ">= 3.6" in choice.refusals[0].sentence
+    sentence = by("triton", choice.refusals)[0].sentence
+    assert found in sentence and ">= 3.6" in sentence
 
 
 def test_strict_names_every_refusal(fresh_warnings):
@@ -245,7 +259,8 @@ def test_the_operator_gets_names_with_the_hash_of_their_sources():
 
 def test_an_unknown_name_in_an_operator_argument():
     problem = random_problem()
-    with pytest.raises(vsa.BackendUnavailableError, match="no backend 'cutlass'; this installation has triton, eager"):
+    known = "no backend 'cutlass'; this installation has sm90, triton, eager"
+    with pytest.raises(vsa.BackendUnavailableError, match=known):
         problem.forward("cutlass@12345678")
 
 
@@ -253,7 +268,7 @@ def test_the_report_says_what_runs_here_and_why_the_rest_cannot():
     report = vsa.backend_report()
     cpu = report.devices[0]
     assert cpu.device == "cpu" and cpu.backends == ("eager",)
-    assert {refusal.backend for refusal in cpu.refusals} == {"triton"}
+    assert {refusal.backend for refusal in cpu.refusals} == {"sm90", "triton"}
     text = str(report)
     assert f"torch {torch.__version__}" in text and "cpu: eager" in text
     assert all(str(refusal) in text for refusal in cpu.refusals)
@@ -263,7 +278,8 @@ def test_the_report_says_what_runs_here_and_why_the_rest_cannot():
 def test_the_report_of_a_gpu():
     device = vsa.backend_report().devices[1]
     assert device.device.startswith("cuda:0 ")
-    assert device.backends == ("triton", "eager") and not device.refusals
+    assert device.backends[-2:] == ("triton", "eager")
+    assert {refusal.backend for refusal in device.refusals} <= {"sm90"}
 
 
 def test_one_object_entered_twice_and_later():

@@ -425,8 +425,7 @@ class Mutant(Kernels):
         return self.changed
 
 
-# Not the fused kernel: one of its proxy fences guards a reuse of shared memory that the emulator does not check yet.
-@pytest.mark.parametrize("stem, run", [("dq", check_dq_pass)])
+@pytest.mark.parametrize("stem, run", [("dkdv", check), ("dq", check_dq_pass)])
 def test_single_faults_are_found(stem: str, run: Callable[..., Report]) -> None:
     of = kernels(torch.float16, 64)
     lists = random_lists(1, 9, 2) if stem == "dkdv" else random_lists(1, 2, 10)

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from ..errors import BackendUnavailableError
 from ..options import AUTO, Options
-from . import eager, triton
+from . import eager, sm90, triton
 from .contract import Backend, Problem
 from .layout import LayoutKernels
 
 # Best first. The last one takes everything.
-_ORDER: list[Backend] = [triton.BACKEND, eager.BACKEND]
+_ORDER: list[Backend] = [sm90.BACKEND, triton.BACKEND, eager.BACKEND]
 DIRECTIONS = ("forward", "backward")
 
 
@@ -49,7 +49,7 @@ class Choice:
     Attributes:
         forward, backward: names of backends.
         refusals: one per backend and direction that was asked and refused, in the order asked.
-        fallbacks: the refusals that made a backend run that was neither named nor the natural one of the device.
+        fallbacks: the refusals of backends that were named, or are expected on the device.
     """
 
     forward: str
@@ -75,8 +75,8 @@ def backend_named(name: str) -> Backend:
 def select(problem: Problem, options: Options) -> Choice:
     """Chooses a backend for each direction.
 
-    A named backend that refuses falls back to the best one that does not; with ``options.strict`` that is an error.
-    On a CUDA device the eager backend is a fallback too.
+    A backend that refuses falls back to the next one. Where it was named, or is what one expects to run on the device
+    (`Backend.expected`), that is a surprise: a warning, and with ``options.strict`` an error.
 
     Raises:
         BackendUnavailableError: strict, and a fallback would be needed.
@@ -102,8 +102,8 @@ def select(problem: Problem, options: Options) -> Choice:
             raise BackendUnavailableError("no backend can run this: " + "; ".join(map(str, met)))
         refusals += met
         # A direction that never runs cannot be a surprise.
-        if met and (name != AUTO or problem.device_type == "cuda") and (direction == "forward" or problem.needs_grad):
-            fallbacks += met
+        if direction == "forward" or problem.needs_grad:
+            fallbacks += [r for r in met if r.backend == name or backend_named(r.backend).expected(problem)]
     if options.strict and fallbacks:
         raise BackendUnavailableError("strict=True forbids a fallback: " + "; ".join(map(str, fallbacks)))
     return Choice(chosen[0], chosen[1], tuple(refusals), tuple(fallbacks))
@@ -218,6 +218,12 @@ def _resolve(
     if sentence is not None:
         raise BackendUnavailableError(f"the graph asks for {Refusal(backend.name, direction, sentence)}")
     return backend
+
+
+def library_changed() -> None:
+    """Forgets what was chosen without the native library that has just been loaded."""
+    _choose.cache_clear()
+    _resolve.cache_clear()
 
 
 @functools.cache

@@ -64,6 +64,10 @@ class Problem:
     deterministic: bool
 
 
+def _on_cuda(problem: Problem) -> bool:
+    return problem.device_type == "cuda"
+
+
 @dataclass(frozen=True)
 class Backend:
     """One way to run `vsa::attention`.
@@ -76,6 +80,7 @@ class Backend:
             directly, since a second trip through the dispatcher costs as much as a launch.
         contract: what the backward operator wants.
         arithmetic: how eager does the work around it.
+        expected: whether it is what runs such a problem's device, so that its refusal is a surprise.
     """
 
     name: str
@@ -85,6 +90,7 @@ class Backend:
     backward_native: tuple[torch._ops.OpOverload, Callable[..., tuple[Tensor, Tensor, Tensor]]]
     contract: Contract
     arithmetic: TorchArithmetic
+    expected: Callable[[Problem], bool] = _on_cuda
 
     @property
     def forward_op(self) -> torch._ops.OpOverload:
@@ -117,6 +123,7 @@ class Arithmetic(Protocol):
     def to(self, x: Any, dtype: torch.dtype) -> Any: ...
     def mul(self, x: Any, y: Any) -> Any: ...
     def sub(self, x: Any, y: Any) -> Any: ...
+    def scaled(self, x: Any, scale: float, dtype: torch.dtype) -> Any: ...
     def row_dot(self, x: Any, y: Any, dtype: torch.dtype) -> Any: ...
     def permute(self, x: Any, dims: Sequence[int]) -> Any: ...
     def view(self, x: Any, shape: Sequence[Any]) -> Any: ...
@@ -143,6 +150,10 @@ class TorchArithmetic:
 
     def sub(self, x: Tensor, y: Tensor) -> Tensor:
         return x - y
+
+    def scaled(self, x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+        """``x * scale``, rounded to ``dtype`` once."""
+        return (x * scale).to(dtype)
 
     def row_dot(self, x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
         """Sum of products over the last axis, computed in ``dtype``."""
@@ -186,13 +197,11 @@ def _transposed(arithmetic: Arithmetic, x: Any) -> Any:
     return arithmetic.contiguous(arithmetic.view(arithmetic.permute(x, (1, 3, 0, 2)), (H * D, B * S)))
 
 
-def _in_token_order(
-    arithmetic: Arithmetic, order: AccumulatorOrder, accum: Any, shape: Sequence[Any], block: int
-) -> Any:
-    B, H, S, D = shape
+def _by_token(arithmetic: Arithmetic, order: AccumulatorOrder, accum: Any, shape: Sequence[Any], block: int) -> Any:
+    """The accumulator with its axes in token order: ``[B, H, N, ...]``, a view of ``[B, H, S, D]`` once it is dense."""
+    B, H, S, _ = shape
     blocks = arithmetic.view(accum, (B, H, S // block, *order.factors))
-    blocks = arithmetic.permute(blocks, (0, 1, 2, *(3 + axis for axis in order.permutation)))
-    return arithmetic.view(blocks, (B, H, S, D))
+    return arithmetic.permute(blocks, (0, 1, 2, *(3 + axis for axis in order.permutation)))
 
 
 def backward_around(
@@ -231,10 +240,14 @@ def backward_around(
         q_offsets, kv_block_sizes, sm_scale, block_size, deterministic, needs_dq, needs_dkv,
     )  # fmt: skip
     if needs_dq:
+        shape = arithmetic.shape(q)
         if contract.dq_order is not None:
-            dq = _in_token_order(arithmetic, contract.dq_order, dq, arithmetic.shape(q), block_size)
+            dq = _by_token(arithmetic, contract.dq_order, dq, shape, block_size)
+        # Scaled before the axes are merged, which needs dense ones: eager reads the accumulator once.
         if not contract.dq_final:
-            dq = arithmetic.to(arithmetic.mul(dq, sm_scale), arithmetic.dtype(q))
+            dq = arithmetic.scaled(dq, sm_scale, arithmetic.dtype(q))
+        if contract.dq_order is not None:
+            dq = arithmetic.view(dq, shape)
     if needs_dkv and not contract.writes_unselected:
         dk, dv = (_zero_unselected(arithmetic, q_offsets, x, block_size) for x in (dk, dv))
     return dq, dk, dv

@@ -149,6 +149,19 @@ def define_overload(
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
 
 
+def supplied_by_library(unavailable: Callable[[], Exception]) -> Callable[..., Any]:
+    """What stands for the implementation of an operator that a native library brings.
+
+    A library registers for the dispatch key of its device, which goes before this one. Without a library, and on
+    another device, the call raises what ``unavailable`` returns.
+    """
+
+    def implementation(*args: Any, **kwargs: Any) -> Any:
+        raise unavailable()
+
+    return implementation
+
+
 def define_out(schema: str, implementation: Callable[..., None]) -> None:
     """Defines the ``.out`` form of an operator: it fills the outputs it is given and returns nothing.
 

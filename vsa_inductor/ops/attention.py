@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import _allocate, _check, _resolve
-from ._library import define, define_out, register_autograd
+from ._library import define, define_out, register_autograd, supplied_by_library
 
 
 def check_arguments(
@@ -143,6 +143,11 @@ def _flops(
 
 NativeForward = Callable[..., None]
 
+_NATIVE_ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor kv_indices, Tensor kv_num_blocks, Tensor kv_block_sizes,"
+    " float sm_scale, int block_size, bool return_lse, bool deterministic"
+)
+
 
 def define_native(
     backend: str, launch: NativeForward
@@ -169,9 +174,6 @@ def define_native(
         launch(q, k, v, kv_indices, kv_num_blocks, kv_block_sizes, sm_scale, block_size, out, lse_log2)
         return out, lse_log2
 
-    def fake(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-        return _allocate.attention_outputs(q, args[5])
-
     def into(
         q: Tensor,
         k: Tensor,
@@ -189,16 +191,30 @@ def define_native(
     ) -> None:
         launch(q, k, v, kv_indices, kv_num_blocks, kv_block_sizes, sm_scale, block_size, out, lse_log2)
 
-    arguments = (
-        "Tensor q, Tensor k, Tensor v, Tensor kv_indices, Tensor kv_num_blocks, Tensor kv_block_sizes,"
-        " float sm_scale, int block_size, bool return_lse, bool deterministic"
-    )
+    return _define_both(backend, functional, into), functional
+
+
+def define_in_library(
+    backend: str, unavailable: Callable[[], Exception]
+) -> tuple[torch._ops.OpOverload, Callable[..., tuple[Tensor, Tensor]]]:
+    """As `define_native`, with both forms implemented by a native library, which allocates as the fake does."""
+    missing = supplied_by_library(unavailable)
+    op = _define_both(backend, missing, missing)
+    return op, op
+
+
+def _define_both(
+    backend: str, functional: Callable[..., tuple[Tensor, Tensor]], into: Callable[..., None]
+) -> torch._ops.OpOverload:
+    def fake(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+        return _allocate.attention_outputs(q, args[5])
+
     op = define(
-        f"attention_{backend}({arguments}) -> (Tensor out, Tensor lse_log2)",
+        f"attention_{backend}({_NATIVE_ARGUMENTS}) -> (Tensor out, Tensor lse_log2)",
         implementation=functional,
         fake=fake,
         tags=(torch.Tag.needs_exact_strides,),
         batched=False,
     )
-    define_out(f"attention_{backend}.out({arguments}, *, Tensor(a!) out, Tensor(b!) lse_log2) -> ()", into)
-    return op, functional
+    define_out(f"attention_{backend}.out({_NATIVE_ARGUMENTS}, *, Tensor(a!) out, Tensor(b!) lse_log2) -> ()", into)
+    return op

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ..errors import ArgumentError
 from . import _allocate, _check, _resolve
-from ._library import define, define_out, register_autograd
+from ._library import define, define_out, register_autograd, supplied_by_library
 from .attention import check_arguments as check_attention_arguments
 
 
@@ -164,6 +164,12 @@ def _flops(
 NativeBackward = Callable[..., None]
 AllocateGradients = Callable[[Tensor, Tensor, Tensor, bool, bool], tuple[Tensor, Tensor, Tensor]]
 
+_NATIVE_ARGUMENTS = (
+    "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor lse_log2, Tensor delta, Tensor kv_indices,"
+    " Tensor kv_num_blocks, Tensor? q_indices, Tensor? q_offsets, Tensor kv_block_sizes, float sm_scale,"
+    " int block_size, bool deterministic, bool needs_dq, bool needs_dkv"
+)
+
 
 def define_native(
     backend: str, launch: NativeBackward, allocate: AllocateGradients
@@ -198,24 +204,37 @@ def define_native(
                sm_scale, block_size, *grads)  # fmt: skip
         return grads
 
-    def fake(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return allocate(q, k, v, args[10], args[11])
-
     def into(*args: Any, dq_accum: Tensor, dk: Tensor, dv: Tensor) -> None:
         launch(*args[:13], dq_accum, dk, dv)
 
-    arguments = (
-        "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor lse_log2, Tensor delta, Tensor kv_indices,"
-        " Tensor kv_num_blocks, Tensor? q_indices, Tensor? q_offsets, Tensor kv_block_sizes, float sm_scale,"
-        " int block_size, bool deterministic, bool needs_dq, bool needs_dkv"
-    )
+    return _define_both(backend, functional, into, allocate), functional
+
+
+def define_in_library(
+    backend: str, unavailable: Callable[[], Exception], allocate: AllocateGradients
+) -> tuple[torch._ops.OpOverload, Callable[..., tuple[Tensor, Tensor, Tensor]]]:
+    """As `define_native`, with both forms implemented by a native library, which allocates as ``allocate`` does."""
+    missing = supplied_by_library(unavailable)
+    op = _define_both(backend, missing, missing, allocate)
+    return op, op
+
+
+def _define_both(
+    backend: str,
+    functional: Callable[..., tuple[Tensor, Tensor, Tensor]],
+    into: Callable[..., None],
+    allocate: AllocateGradients,
+) -> torch._ops.OpOverload:
+    def fake(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return allocate(q, k, v, args[10], args[11])
+
     op = define(
-        f"attention_backward_{backend}({arguments}) -> (Tensor dq_accum, Tensor dk, Tensor dv)",
+        f"attention_backward_{backend}({_NATIVE_ARGUMENTS}) -> (Tensor dq_accum, Tensor dk, Tensor dv)",
         implementation=functional,
         fake=fake,
         tags=(torch.Tag.needs_exact_strides,),
         batched=False,
     )
     outputs = "Tensor(a!) dq_accum, Tensor(b!) dk, Tensor(c!) dv"
-    define_out(f"attention_backward_{backend}.out({arguments}, *, {outputs}) -> ()", into)
-    return op, functional
+    define_out(f"attention_backward_{backend}.out({_NATIVE_ARGUMENTS}, *, {outputs}) -> ()", into)
+    return op

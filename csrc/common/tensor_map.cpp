@@ -1,0 +1,69 @@
+#include "tensor_map.h"
+
+#include <cuda_runtime.h>
+
+#include "../checks.h"
+
+namespace vsa {
+namespace {
+
+constexpr int64_t kElementBytes = 2;
+// PTX ISA 5.5.2, CUDA driver API "cuTensorMapEncodeTiled": what base addresses and strides are multiples of.
+constexpr int64_t kAlignment = 16;
+
+using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
+                            const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                            CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+// Asked of the runtime, which opens the driver on first use: the library does not link libcuda, and loads without one.
+Encode encode_tiled() {
+  static const Encode found = [] {
+    constexpr unsigned kSince = 12000;  // the CUDA version whose ABI of the function we know
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    VSA_CHECK_CUDA(
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, kSince, cudaEnableDefault, &result));
+    if (result != cudaDriverEntryPointSuccess) fail("cuTensorMapEncodeTiled: this CUDA driver does not have it");
+    return reinterpret_cast<Encode>(function);
+  }();
+  return found;
+}
+
+}  // namespace
+
+bool tma_ready(const Tensor4& x) {
+  if (reinterpret_cast<uintptr_t>(x.data) % kAlignment != 0) return false;
+  if (x.strides[3] != 1 && x.sizes[3] != 1) return false;
+  for (int axis = 0; axis < 3; ++axis) {
+    if (x.sizes[axis] == 1) continue;
+    if (x.strides[axis] == 0 || x.strides[axis] * kElementBytes % kAlignment != 0) return false;
+  }
+  return true;
+}
+
+CUtensorMap block_map(const Tensor4& x, Dtype dtype) {
+  constexpr int kRank = 4;
+  cuuint64_t sizes[kRank];
+  cuuint64_t strides[kRank - 1];
+  for (int axis = 0; axis < kRank; ++axis) sizes[axis] = static_cast<cuuint64_t>(x.sizes[kRank - 1 - axis]);
+  for (int axis = 0; axis < kRank - 1; ++axis) {
+    const int64_t stride = x.strides[kRank - 2 - axis] * kElementBytes;
+    // Never multiplied by anything but 0 where the size is 1, but it has to be a legal one.
+    strides[axis] = sizes[axis + 1] == 1 ? sizes[0] * kElementBytes : static_cast<cuuint64_t>(stride);
+  }
+  const cuuint32_t box[kRank] = {kBoxColumns, kBoxRows, 1, 1};
+  const cuuint32_t element_strides[kRank] = {1, 1, 1, 1};
+  const auto type = dtype == Dtype::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  CUtensorMap map;
+  const CUresult result =
+      encode_tiled()(&map, type, kRank, x.data, sizes, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                     CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    fail(text("cuTensorMapEncodeTiled: error ", static_cast<int>(result), " for sizes {", sizes[0], ", ", sizes[1],
+              ", ", sizes[2], ", ", sizes[3], "} and strides {", strides[0], ", ", strides[1], ", ", strides[2],
+              "} bytes"));
+  }
+  return map;
+}
+
+}  // namespace vsa

@@ -1,0 +1,309 @@
+// vsa::attention_sm90 and vsa::attention_backward_sm90 for torch, through its stable ABI. Schemas, tags and fakes are
+// in vsa_inductor/ops/attention.py and attention_backward.py: here are implementations for the CUDA dispatch key only.
+//
+// The functional forms allocate exactly what the fakes promise; the .out forms fill what they are given. Both look at
+// every argument, copy what a kernel could not read, and launch on torch's current stream without waiting for anything.
+// Letters are those of params.h.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <limits>
+#include <tuple>
+
+#include "checks.h"
+#include "common/operands.h"
+#include "params.h"
+#include "sm90/bwd/launch.h"
+#include "sm90/fwd/launch.h"
+
+namespace vsa {
+namespace {
+
+using torch::stable::accelerator::DeviceGuard;
+
+constexpr double kLog2E = 1.4426950408889634;
+
+// The sizes of operands and lists that fit together.
+struct Problem {
+  Dtype dtype;
+  ScalarType scalar_type;
+  int64_t B, Hq, Hkv, Sq, Skv, D, Nq, Nkv, M;
+  int block_size;
+};
+
+void expect_int(const char* what, int64_t value) {
+  if (value > std::numeric_limits<int>::max()) refuse(what, text(value), "less than 2^31");
+}
+
+Problem checked_problem(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& kv_indices,
+                        const Tensor& kv_num_blocks, const Tensor& kv_block_sizes, int64_t block_size) {
+  for (const Named& operand : {Named{"q", &q}, Named{"k", &k}, Named{"kv_indices", &kv_indices}}) {
+    if (operand.x->dim() != 4) refuse(operand.name, text(operand.x->dim(), " dimensions"), "4 dimensions");
+  }
+  Problem p{};
+  p.dtype = operand_dtype("q", q);
+  p.scalar_type = q.scalar_type();
+  p.B = q.size(0), p.Hq = q.size(1), p.Sq = q.size(2), p.D = q.size(3);
+  p.Hkv = k.size(1), p.Skv = k.size(2), p.M = kv_indices.size(3);
+  if (p.D != 64 && p.D != 128) refuse("q.shape[3]", text(p.D), "64 or 128");
+  if (block_size != 64 && block_size != 128) refuse("block_size", text(block_size), "64 or 128");
+  if (p.Sq % block_size != 0) refuse("q.shape[2]", text(p.Sq), text("a multiple of block_size, ", block_size));
+  if (p.Skv % block_size != 0) refuse("k.shape[2]", text(p.Skv), text("a multiple of block_size, ", block_size));
+  if (p.Hkv == 0 || p.Hq % p.Hkv != 0) refuse("k.shape[1]", text(p.Hkv), text("a divisor of the heads of q, ", p.Hq));
+  p.block_size = static_cast<int>(block_size);
+  p.Nq = p.Sq / block_size;
+  p.Nkv = p.Skv / block_size;
+  expect("k", k, p.scalar_type, {p.B, p.Hkv, p.Skv, p.D});
+  expect("v", v, p.scalar_type, {p.B, p.Hkv, p.Skv, p.D});
+  expect("kv_indices", kv_indices, ScalarType::Int, {p.B, p.Hq, p.Nq, p.M});
+  expect("kv_num_blocks", kv_num_blocks, ScalarType::Int, {p.B, p.Hq, p.Nq});
+  expect("kv_block_sizes", kv_block_sizes, ScalarType::Int, {p.Nkv});
+  expect_int("q.shape[2] * q.shape[3]", p.Sq * p.D);
+  expect_int("k.shape[2] * k.shape[3]", p.Skv * p.D);
+  expect_int("kv_indices.shape[2] * kv_indices.shape[3]", p.Nq * p.M);
+  expect_int("q.shape[0] * q.shape[1] * blocks", p.B * p.Hq * std::max(p.Nq, p.Nkv));
+  return p;
+}
+
+template <typename Params>
+void fill_sizes(Params& params, const Problem& p) {
+  params.B = static_cast<int>(p.B);
+  params.Hq = static_cast<int>(p.Hq);
+  params.Hkv = static_cast<int>(p.Hkv);
+  params.Nq = static_cast<int>(p.Nq);
+  params.Nkv = static_cast<int>(p.Nkv);
+  params.M = static_cast<int>(p.M);
+}
+
+// Arguments are checked and `guarded` is the current device.
+void run_forward(const Problem& p, int32_t guarded, const Tensor& q, const Tensor& k, const Tensor& v,
+                 const Tensor& kv_indices, const Tensor& kv_num_blocks, const Tensor& kv_block_sizes, double sm_scale,
+                 Tensor& out, Tensor& lse_log2) {
+  if (p.B * p.Hq * p.Nq == 0) return;
+  const bool wants_lse = lse_log2.numel() != 0;
+  if (p.Nkv * p.M == 0) {
+    torch::stable::zero_(out);
+    if (wants_lse) torch::stable::fill_(lse_log2, -std::numeric_limits<double>::infinity());
+    return;
+  }
+  const auto [scaled_q, scale] = positively_scaled(q, sm_scale);
+  const Operand q_blocks = block_operand(scaled_q, p.dtype);
+  const Operand k_blocks = block_operand(k, p.dtype);
+  const Operand v_blocks = block_operand(v, p.dtype);
+  const Tensor indices = dense(kv_indices), counts = dense(kv_num_blocks), sizes = dense(kv_block_sizes);
+  AttentionForwardParams params{};
+  params.q = q_blocks.map;
+  params.k = k_blocks.map;
+  params.v = v_blocks.map;
+  params.out = out.data_ptr();
+  params.lse_log2 = wants_lse ? pointer<float>(lse_log2) : nullptr;
+  params.kv_indices = pointer<const int>(indices);
+  params.kv_num_blocks = pointer<const int>(counts);
+  params.kv_block_sizes = pointer<const int>(sizes);
+  fill_sizes(params, p);
+  params.sm_scale_log2 = static_cast<float>(scale * kLog2E);
+  const int head_dim = static_cast<int>(p.D);
+  const auto workspace = scratch(q, sm90::forward_workspace_bytes(params, head_dim, p.block_size));
+  params.workspace = workspace ? workspace->data_ptr() : nullptr;
+  sm90::launch_forward(params, p.dtype, head_dim, p.block_size, current_stream(guarded));
+}
+
+void attention_sm90_out(const Tensor q, const Tensor k, const Tensor v, const Tensor kv_indices,
+                        const Tensor kv_num_blocks, const Tensor kv_block_sizes, double sm_scale, int64_t block_size,
+                        bool return_lse, bool /*deterministic: every forward is*/, Tensor out, Tensor lse_log2) {
+  const Problem p = checked_problem(q, k, v, kv_indices, kv_num_blocks, kv_block_sizes, block_size);
+  expect_scale(sm_scale);
+  expect_output("out", out, p.scalar_type, {p.B, p.Hq, p.Sq, p.D});
+  if (return_lse) expect_output("lse_log2", lse_log2, ScalarType::Float, {p.B, p.Hq, p.Sq});
+  if (!return_lse) expect_output("lse_log2", lse_log2, ScalarType::Float, {0});
+  const int32_t device = common_device({{"q", &q},
+                                        {"k", &k},
+                                        {"v", &v},
+                                        {"kv_indices", &kv_indices},
+                                        {"kv_num_blocks", &kv_num_blocks},
+                                        {"kv_block_sizes", &kv_block_sizes},
+                                        {"out", &out},
+                                        {"lse_log2", &lse_log2}});
+  const DeviceGuard guard(device);
+  run_forward(p, device, q, k, v, kv_indices, kv_num_blocks, kv_block_sizes, sm_scale, out, lse_log2);
+}
+
+std::tuple<Tensor, Tensor> attention_sm90(const Tensor q, const Tensor k, const Tensor v, const Tensor kv_indices,
+                                          const Tensor kv_num_blocks, const Tensor kv_block_sizes, double sm_scale,
+                                          int64_t block_size, bool return_lse, bool /*deterministic*/) {
+  const Problem p = checked_problem(q, k, v, kv_indices, kv_num_blocks, kv_block_sizes, block_size);
+  expect_scale(sm_scale);
+  const int32_t device = common_device({{"q", &q},
+                                        {"k", &k},
+                                        {"v", &v},
+                                        {"kv_indices", &kv_indices},
+                                        {"kv_num_blocks", &kv_num_blocks},
+                                        {"kv_block_sizes", &kv_block_sizes}});
+  const DeviceGuard guard(device);
+  Tensor out = empty(q, {p.B, p.Hq, p.Sq, p.D}, p.scalar_type);
+  Tensor lse_log2 = return_lse ? empty(q, {p.B, p.Hq, p.Sq}, ScalarType::Float) : empty(q, {0}, ScalarType::Float);
+  run_forward(p, device, q, k, v, kv_indices, kv_num_blocks, kv_block_sizes, sm_scale, out, lse_log2);
+  return {out, lse_log2};
+}
+
+// The inputs of the backward in the order of its schema, from dout to needs_dkv.
+struct BackwardInputs {
+  const Tensor &dout, &q, &k, &v, &lse_log2, &delta, &kv_indices, &kv_num_blocks;
+  const std::optional<Tensor>&q_indices, &q_offsets;
+  const Tensor& kv_block_sizes;
+  double sm_scale;
+  int64_t block_size;
+  bool deterministic, needs_dq, needs_dkv;
+};
+
+Problem checked_problem(const BackwardInputs& in) {
+  const Problem p =
+      checked_problem(in.q, in.k, in.v, in.kv_indices, in.kv_num_blocks, in.kv_block_sizes, in.block_size);
+  if (in.block_size != 64) refuse("block_size", text(in.block_size), "64");
+  expect("dout", in.dout, p.scalar_type, {p.B, p.Hq, p.Sq, p.D});
+  expect("lse_log2", in.lse_log2, ScalarType::Float, {p.B, p.Hq, p.Sq});
+  expect("delta", in.delta, ScalarType::Float, {p.B, p.Hq, p.Sq});
+  expect_scale(in.sm_scale);
+  if (!in.needs_dkv) return p;
+  if (!in.q_indices || !in.q_offsets) refuse("q_indices, q_offsets", "None", "the lists of vsa::transpose_blocks");
+  expect("q_indices", *in.q_indices, ScalarType::Int, {p.B, p.Hq, p.Nq * p.M});
+  expect("q_offsets", *in.q_offsets, ScalarType::Int, {p.B, p.Hq, p.Nkv + 1});
+  return p;
+}
+
+int32_t backward_device(const BackwardInputs& in, const Tensor& dq_accum, const Tensor& dk, const Tensor& dv) {
+  const Tensor* q_indices = in.needs_dkv ? &*in.q_indices : nullptr;
+  const Tensor* q_offsets = in.needs_dkv ? &*in.q_offsets : nullptr;
+  return common_device({{"q", &in.q},
+                        {"k", &in.k},
+                        {"v", &in.v},
+                        {"dout", &in.dout},
+                        {"lse_log2", &in.lse_log2},
+                        {"delta", &in.delta},
+                        {"kv_indices", &in.kv_indices},
+                        {"kv_num_blocks", &in.kv_num_blocks},
+                        {"q_indices", q_indices},
+                        {"q_offsets", q_offsets},
+                        {"kv_block_sizes", &in.kv_block_sizes},
+                        {"dq_accum", &dq_accum},
+                        {"dk", &dk},
+                        {"dv", &dv}});
+}
+
+void run_backward(const Problem& p, int32_t guarded, const BackwardInputs& in, Tensor& dq_accum, Tensor& dk,
+                  Tensor& dv) {
+  if (p.B * p.Hq * p.Nq * p.Nkv * p.M == 0) {
+    for (Tensor* x : {&dq_accum, &dk, &dv}) torch::stable::zero_(*x);
+    return;
+  }
+  const auto [scaled_q, scale] = positively_scaled(in.q, in.sm_scale);
+  const Operand q_blocks = block_operand(scaled_q, p.dtype);
+  const Operand k_blocks = block_operand(in.k, p.dtype);
+  const Operand v_blocks = block_operand(in.v, p.dtype);
+  const Operand dout_blocks = block_operand(in.dout, p.dtype);
+  const Tensor lse_log2 = dense(in.lse_log2), delta = dense(in.delta);
+  const Tensor indices = dense(in.kv_indices), counts = dense(in.kv_num_blocks), sizes = dense(in.kv_block_sizes);
+  AttentionBackwardParams params{};
+  params.q = q_blocks.map;
+  params.k = k_blocks.map;
+  params.v = v_blocks.map;
+  params.dout = dout_blocks.map;
+  params.lse_log2 = pointer<const float>(lse_log2);
+  params.delta = pointer<const float>(delta);
+  params.kv_indices = pointer<const int>(indices);
+  params.kv_num_blocks = pointer<const int>(counts);
+  params.kv_block_sizes = pointer<const int>(sizes);
+  std::optional<Tensor> q_indices, q_offsets;
+  if (in.needs_dkv) {
+    q_indices = dense(*in.q_indices);
+    q_offsets = dense(*in.q_offsets);
+    params.q_indices = pointer<const int>(*q_indices);
+    params.q_offsets = pointer<const int>(*q_offsets);
+    params.dk = dk.data_ptr();
+    params.dv = dv.data_ptr();
+  }
+  params.dq_accum = in.needs_dq ? pointer<float>(dq_accum) : nullptr;
+  fill_sizes(params, p);
+  params.sm_scale = static_cast<float>(scale);
+  params.sm_scale_log2 = static_cast<float>(scale * kLog2E);
+  params.deterministic = in.deterministic;
+  const int head_dim = static_cast<int>(p.D);
+  const auto workspace = scratch(in.q, sm90::backward_workspace_bytes(params, head_dim, p.block_size));
+  params.workspace = workspace ? workspace->data_ptr() : nullptr;
+  sm90::launch_backward(params, p.dtype, head_dim, p.block_size, current_stream(guarded));
+}
+
+void attention_backward_sm90_out(const Tensor dout, const Tensor q, const Tensor k, const Tensor v,
+                                 const Tensor lse_log2, const Tensor delta, const Tensor kv_indices,
+                                 const Tensor kv_num_blocks, const std::optional<Tensor> q_indices,
+                                 const std::optional<Tensor> q_offsets, const Tensor kv_block_sizes, double sm_scale,
+                                 int64_t block_size, bool deterministic, bool needs_dq, bool needs_dkv, Tensor dq_accum,
+                                 Tensor dk, Tensor dv) {
+  const BackwardInputs in{dout,
+                          q,
+                          k,
+                          v,
+                          lse_log2,
+                          delta,
+                          kv_indices,
+                          kv_num_blocks,
+                          q_indices,
+                          q_offsets,
+                          kv_block_sizes,
+                          sm_scale,
+                          block_size,
+                          deterministic,
+                          needs_dq,
+                          needs_dkv};
+  const Problem p = checked_problem(in);
+  if (needs_dq) expect_output("dq_accum", dq_accum, ScalarType::Float, {p.B, p.Hq, p.Sq, p.D});
+  if (needs_dkv) {
+    expect_output("dk", dk, p.scalar_type, {p.B, p.Hkv, p.Skv, p.D});
+    expect_output("dv", dv, p.scalar_type, {p.B, p.Hkv, p.Skv, p.D});
+  }
+  const int32_t device = backward_device(in, dq_accum, dk, dv);
+  const DeviceGuard guard(device);
+  run_backward(p, device, in, dq_accum, dk, dv);
+}
+
+std::tuple<Tensor, Tensor, Tensor> attention_backward_sm90(
+    const Tensor dout, const Tensor q, const Tensor k, const Tensor v, const Tensor lse_log2, const Tensor delta,
+    const Tensor kv_indices, const Tensor kv_num_blocks, const std::optional<Tensor> q_indices,
+    const std::optional<Tensor> q_offsets, const Tensor kv_block_sizes, double sm_scale, int64_t block_size,
+    bool deterministic, bool needs_dq, bool needs_dkv) {
+  const BackwardInputs in{dout,
+                          q,
+                          k,
+                          v,
+                          lse_log2,
+                          delta,
+                          kv_indices,
+                          kv_num_blocks,
+                          q_indices,
+                          q_offsets,
+                          kv_block_sizes,
+                          sm_scale,
+                          block_size,
+                          deterministic,
+                          needs_dq,
+                          needs_dkv};
+  const Problem p = checked_problem(in);
+  const int32_t device = backward_device(in, q, k, v);
+  const DeviceGuard guard(device);
+  Tensor dq_accum = needs_dq ? empty(q, {p.B, p.Hq, p.Sq, p.D}, ScalarType::Float) : empty(q, {0}, ScalarType::Float);
+  Tensor dk = needs_dkv ? empty(k, {p.B, p.Hkv, p.Skv, p.D}, p.scalar_type) : empty(k, {0}, p.scalar_type);
+  Tensor dv = needs_dkv ? empty(v, {p.B, p.Hkv, p.Skv, p.D}, p.scalar_type) : empty(v, {0}, p.scalar_type);
+  run_backward(p, device, in, dq_accum, dk, dv);
+  return {dq_accum, dk, dv};
+}
+
+}  // namespace
+}  // namespace vsa
+
+STABLE_TORCH_LIBRARY_IMPL(vsa, CUDA, m) {
+  m.impl("attention_sm90", TORCH_BOX(&vsa::attention_sm90));
+  m.impl("attention_sm90.out", TORCH_BOX(&vsa::attention_sm90_out));
+  m.impl("attention_backward_sm90", TORCH_BOX(&vsa::attention_backward_sm90));
+  m.impl("attention_backward_sm90.out", TORCH_BOX(&vsa::attention_backward_sm90_out));
+}
