@@ -23,16 +23,11 @@ from benchmarks.block_providers import block_lists
 from benchmarks.shapes import AttentionShape
 
 ROOT = Path(__file__).resolve().parents[1]
-# Template arguments of ForwardTraits after T and head dim: tiles in a block, consumers, tiles in a step, overlap,
-# stages of K and of V, turns.
+# Template arguments of ForwardTraits after T and head dim: tiles in a block, stages of K and of V.
 VARIANTS = {
-    "chosen": "1, 2, 2, true, 6, 6, false",
-    "5+7 stages": "1, 2, 2, true, 5, 7, false",
-    "turns": "1, 2, 2, true, 6, 6, true",
-    "one tile": "1, 2, 1, true, 6, 6, false",
-    "one tile, turns": "1, 2, 1, true, 6, 6, true",
-    "3 consumers": "1, 3, 1, false, 5, 6, false",
-    "3 consumers, turns": "1, 3, 1, false, 5, 6, true",
+    "chosen": "1, 7, 7",
+    "6 + 8 stages": "1, 6, 8",
+    "8 + 6 stages": "1, 8, 6",
 }
 HEAD_DIM = 128
 SOURCE = """
@@ -45,7 +40,7 @@ extern "C" int run(int variant, void* q, void* k, void* v, void* out, float* lse
   const auto map = [&](void* x) {{
     return block_map({{x, {{B, H, S, {d}}}, {{H * S * {d}, S * {d}, {d}, 1}}}}, Dtype::kBFloat16);
   }};
-  AttentionForwardParams p{{map(q), map(k), map(v), out, lse, indices, counts, sizes, nullptr,
+  AttentionForwardParams p{{map(k), map(v), q, {{H * S * {d}, S * {d}, {d}}}, out, lse, indices, counts, sizes, nullptr,
                            B, H, H, N, N, M, scale_log2}};
   try {{
     switch (variant) {{

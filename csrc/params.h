@@ -21,8 +21,10 @@ constexpr int kBoxColumns = 64;
 constexpr int kBoxRows = 64;
 
 struct AttentionForwardParams {
-  // [B, H, S, D] in T as maps of dimensions {D, S, H, B}, box {kBoxColumns, kBoxRows, 1, 1}, 128-byte swizzle.
-  CUtensorMap q, k, v;
+  // [B, Hkv, Skv, D] in T as maps of dimensions {D, S, H, B}, box {kBoxColumns, kBoxRows, 1, 1}, 128-byte swizzle.
+  CUtensorMap k, v;
+  const void* q;              // [B, Hq, Sq, D] T at q_strides, rows dense; address and strides multiples of 16 bytes
+  int64_t q_strides[3];       // elements between batches, heads and tokens
   void* out;                  // [B, Hq, Sq, D] T, every element written
   float* lse_log2;            // [B, Hq, Sq], or nullptr where it is not wanted
   const int* kv_indices;      // [B, Hq, Nq, M]

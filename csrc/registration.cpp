@@ -88,12 +88,13 @@ void run_forward(const Problem& p, int32_t guarded, const Tensor& q, const Tenso
     return;
   }
   const auto [scaled_q, scale] = positively_scaled(q, sm_scale);
-  const Operand q_blocks = block_operand(scaled_q, p.dtype);
+  const Tensor q_rows = tma_readable(scaled_q);
   const Operand k_blocks = block_operand(k, p.dtype);
   const Operand v_blocks = block_operand(v, p.dtype);
   const Tensor indices = dense(kv_indices), counts = dense(kv_num_blocks), sizes = dense(kv_block_sizes);
   AttentionForwardParams params{};
-  params.q = q_blocks.map;
+  params.q = q_rows.data_ptr();
+  std::copy_n(q_rows.strides().data(), 3, params.q_strides);
   params.k = k_blocks.map;
   params.v = v_blocks.map;
   params.out = out.data_ptr();

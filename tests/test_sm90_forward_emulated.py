@@ -18,6 +18,7 @@ from tests.ptx_emulator import Device, Options, load
 from tests.ptx_emulator.compile import compile_cuda, nvcc
 from tests.ptx_emulator.formats import decode, encode
 from tests.ptx_emulator.launch import Module, Report
+from tests.ptx_emulator.memory import Buffer
 
 CSRC = Path(__file__).resolve().parents[1] / "csrc"
 TILE = 64
@@ -28,8 +29,8 @@ KERNEL = """
 #include "sm90/fwd/kernel.cuh"
 using Params = vsa::AttentionForwardParams;
 using Traits = vsa::sm90::fwd::ForwardTraits<{traits}>;
-static_assert(offsetof(Params, out) == 384 && offsetof(Params, B) == 432 && offsetof(Params, sm_scale_log2) == 456 &&
-              sizeof(Params) == 512, "the test packs the struct by hand");
+static_assert(offsetof(Params, q) == 256 && offsetof(Params, out) == 288 && offsetof(Params, B) == 336 &&
+              offsetof(Params, sm_scale_log2) == 360 && sizeof(Params) == 384, "the test packs the struct by hand");
 template __global__ void vsa::sm90::fwd::attention_forward_kernel<Traits>(const __grid_constant__ Params);
 __device__ int shared_bytes = sizeof(vsa::sm90::fwd::SharedStorage<Traits>);
 // {headers}
@@ -40,16 +41,12 @@ pytestmark = pytest.mark.skipif(nvcc() is None, reason="nvcc: not found in $CUDA
 
 @dataclass(frozen=True)
 class Variant:
-    """Template arguments of the kernel. Rings of three tiles are short enough for small problems to go round them."""
+    """Template arguments of the kernel. Rings of four tiles are short enough for small problems to go round them."""
 
     element: str = "bf16"
     head_dim: int = 128
     sub_blocks: int = 1
-    consumers: int = 2
-    step: int = 2  # tiles
-    overlap: bool = True
-    stages: int = 3
-    take_turns: bool = False
+    stages: int = 4
 
     @property
     def block(self) -> int:
@@ -65,8 +62,7 @@ def compiled(v: Variant) -> Module:
     for path in sorted([*CSRC.rglob("*.cuh"), *CSRC.rglob("*.h")]):
         headers.update(path.read_bytes())
     element = {"bf16": "__nv_bfloat16", "f16": "__half"}[v.element]
-    flags = ("false", "true")
-    numbers = v.head_dim, v.sub_blocks, v.consumers, v.step, flags[v.overlap], v.stages, v.stages, flags[v.take_turns]
+    numbers = v.head_dim, v.sub_blocks, v.stages, v.stages
     source = KERNEL.format(traits=", ".join(map(str, (element, *numbers))), headers=headers.hexdigest())
     return load(compile_cuda(source, "sm_90a", ("-lineinfo", f"-I{CSRC}")))
 
@@ -136,10 +132,13 @@ def launch(
         indices[at][: len(row)] = row
         counts[at] = len(row)
 
+    def upload(x: np.ndarray) -> Buffer:
+        """[B, H, S, D] that stands in memory as [B, S, H, D], rows apart."""
+        return device.upload(encode(np.ascontiguousarray(x.transpose(0, 2, 1, 3)), v.element))
+
     def operand(x: np.ndarray) -> bytes:
-        """A map of [B, H, S, D] that stands in memory as [B, S, H, D], rows apart."""
         b, h, s, d = x.shape
-        buffer = device.upload(encode(np.ascontiguousarray(x.transpose(0, 2, 1, 3)), v.element))
+        buffer = upload(x)
         row_bytes = 2 * d
         return device.tensor_map(
             buffer,
@@ -153,16 +152,17 @@ def launch(
     out = device.empty(p.q.shape, np.uint16)
     lse = device.empty(p.q.shape[:3], np.float32) if with_lse else None
     lists = [device.upload(x).address for x in (indices, counts, np.array(p.sizes, np.int32))]
-    params = operand(p.q) + operand(p.k) + operand(p.v)
+    params = operand(p.k) + operand(p.v)
+    params += struct.pack("<4Q", upload(p.q).address, heads * length * v.head_dim, v.head_dim, heads * v.head_dim)
     params += struct.pack("<6Q", out.address, 0 if lse is None else lse.address, *lists, 0)
     params += struct.pack("<6if", batch, heads, p.kv_heads, rows, len(p.sizes), width, SCALE_LOG2)
     module = v.module()
     report = device.launch(
         module,
         grid=(blocks,),
-        block=(128 * (v.consumers + 1),),
+        block=(384,),
         shared=int(device.variable(module, "shared_bytes", np.int32)[0]),
-        args=[params.ljust(512, b"\0")],
+        args=[params.ljust(384, b"\0")],
         options=options,
     )
     return decode(out.array, v.element), None if lse is None else lse.array, report
@@ -197,7 +197,7 @@ SIZES = [FULL, 17, 0, FULL, 1, 63]
 def test_tiles_are_copied_once_for_both_consumers() -> None:
     report = check(Variant(), Problem([[MIXED]], SIZES))
     # The groups' unions have 5 tiles and 1.
-    assert report.bytes["TMA load global->shared"] == (2 * (5 + 1) + 4) * TILE * 128 * 2
+    assert report.bytes["TMA load global->shared"] == 2 * (5 + 1) * TILE * 128 * 2
 
 
 @pytest.mark.parametrize(
@@ -205,9 +205,8 @@ def test_tiles_are_copied_once_for_both_consumers() -> None:
     [
         Variant(element="f16", head_dim=64),
         Variant(sub_blocks=2),
-        Variant(head_dim=64, consumers=3, step=1, overlap=False, stages=4),
     ],
-    ids=["f16-d64", "128-token-blocks", "three-consumers"],
+    ids=["f16-d64", "128-token-blocks"],
 )
 def test_instantiations(v: Variant) -> None:
     sizes = [v.block - 3, v.block, 5, v.block // 2, v.block, 0, 1]
@@ -223,7 +222,7 @@ def test_entries_past_the_count_are_not_read() -> None:
 def test_batches_kv_heads_and_odd_groups() -> None:
     """Five rows are two whole groups and a consumer without a q tile; two query heads share a kv head; no lse."""
     lists = [[random_lists(5, 4, 3, 10 * b + h) for h in range(2)] for b in range(2)]
-    check(Variant(), Problem(lists, [FULL, 30, FULL, 2], kv_heads=1), blocks=3, with_lse=False)
+    check(Variant(), Problem(lists, [FULL, 30, FULL, 2], kv_heads=1), blocks=2, with_lse=False)
 
 
 def test_lists_in_any_order() -> None:
@@ -246,8 +245,8 @@ def test_consumer_that_waits_for_a_late_tile(schedule: str) -> None:
 
 @pytest.mark.parametrize(
     "v",
-    [Variant(), Variant(step=1), Variant(consumers=3, step=1, overlap=False), Variant(take_turns=True)],
-    ids=["chosen", "one-tile", "three-consumers", "turns"],
+    [Variant(), Variant(stages=7)],
+    ids=["four-stages", "seven-stages"],
 )
 def test_many_windows(v: Variant) -> None:
     """Lists over several windows and items, sparse enough that consumers fall a ring apart."""

@@ -116,11 +116,11 @@ Tensor dense(const Tensor& x) {
   return copied(x);
 }
 
+Tensor tma_readable(const Tensor& x) { return tma_ready(described(x)) ? x : copied(x); }
+
 Operand block_operand(const Tensor& x, Dtype dtype) {
-  const Tensor4 given = described(x);
-  if (tma_ready(given)) return {x, block_map(given, dtype)};
-  Tensor copy = copied(x);
-  return {copy, block_map(described(copy), dtype)};
+  const Tensor readable = tma_readable(x);
+  return {readable, block_map(described(readable), dtype)};
 }
 
 Tensor empty(const Tensor& like, std::initializer_list<int64_t> shape, ScalarType dtype) {

@@ -42,7 +42,10 @@ int32_t common_device(std::initializer_list<Named> tensors);
 Tensor dense(const Tensor& x);
 
 // [B, H, S, D] as bulk tensor copies can read it: `x` or, where its strides or its address are in the way, a copy. The
-// caller keeps `tensor` alive until the kernel is launched (the allocator orders what follows on the same stream).
+// caller keeps it alive until the kernel is launched (the allocator orders what follows on the same stream).
+Tensor tma_readable(const Tensor& x);
+
+// The same, and its map.
 struct Operand {
   Tensor tensor;
   CUtensorMap map;

@@ -47,7 +47,28 @@ __device__ __forceinline__ void mask_columns(float (&rS)[kValues], int size, int
   }
 }
 
-// The state of this thread's two rows: values 4 j + {0, 1} of a fragment belong to row 0, 4 j + {2, 3} to row 1.
+// Of a thread's scores, by row.
+struct Maxima {
+  float row[2];
+  __device__ __forceinline__ Maxima with(Maxima other) const {
+    return {{fmaxf(row[0], other.row[0]), fmaxf(row[1], other.row[1])}};
+  }
+};
+
+template <int kValues>
+__device__ __forceinline__ Maxima thread_maxima(const float (&rS)[kValues]) {
+  constexpr int kChains = 8;  // of instructions that wait for each other, four a row
+  float chains[kChains];
+#pragma unroll
+  for (int i = 0; i < kChains; ++i) chains[i] = rS[i];
+#pragma unroll
+  for (int i = kChains; i < kValues; ++i) chains[i % kChains] = fmaxf(chains[i % kChains], rS[i]);
+  return Maxima{{fmaxf(chains[0], chains[1]), fmaxf(chains[2], chains[3])}}.with(
+      {{fmaxf(chains[4], chains[5]), fmaxf(chains[6], chains[7])}});
+}
+
+// The state of this thread's two rows: values 4 j + {0, 1} of a fragment belong to row 0, 4 j + {2, 3} to row 1. A step
+// is `raise` with its maxima, `exponentiate` and `absorb`.
 struct OnlineSoftmax {
   // The subtracted maximum may lag behind the true one by this factor of two in the probabilities: they stay below 256,
   // far from the limits of fp16 and bf16, and most steps need no rescaling of the accumulator at all.
@@ -55,14 +76,12 @@ struct OnlineSoftmax {
 
   float peak[2] = {-INFINITY, -INFINITY};  // subtracted maximum of the scores, unscaled
   float sum[2] = {0.0f, 0.0f};             // of this thread's probabilities
-  float correction[2] = {1.0f, 1.0f};      // of the last update: what earlier results are to be multiplied by
+  float correction[2] = {1.0f, 1.0f};      // of the last `raise`: what earlier results are to be multiplied by
+  float fresh[2];                          // sums of its probabilities
 
-  // Turns scores of kTiles fragments into probabilities. True, in the whole warp, if what was accumulated has to be
-  // corrected.
-  template <int kTiles, int kValues>
-  __device__ __forceinline__ bool update(float (&rS)[kTiles][kValues], float scale_log2) {
-    float highest[2];
-    thread_maxima(rS, highest);
+  // True, in the whole warp, if what was accumulated has to be corrected.
+  __device__ __forceinline__ bool raise(Maxima scores, float scale_log2) {
+    float (&highest)[2] = scores.row;
     // Whether peaks lag too far behind needs no maximum of the whole row: any lane may say so.
     const bool behind = fmaxf(highest[0] - peak[0], highest[1] - peak[1]) * scale_log2 > kLag;
     const bool corrected = __any_sync(ptx::kWholeWarp, behind);
@@ -74,10 +93,15 @@ struct OnlineSoftmax {
         const float higher = fmaxf(peak[row], highest[row]);
         // A row that has no finite score yet has accumulated zeros, and -inf + inf is NaN.
         correction[row] = higher == -INFINITY ? 1.0f : exp2_approximate((peak[row] - higher) * scale_log2);
-        sum[row] *= correction[row];
         peak[row] = higher;
       }
     }
+    return corrected;
+  }
+
+  // Scores to probabilities.
+  template <int kTiles, int kValues>
+  __device__ __forceinline__ void exponentiate(float (&rS)[kTiles][kValues], float scale_log2) {
     float shift[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) shift[row] = peak[row] == -INFINITY ? 0.0f : peak[row] * scale_log2;
@@ -91,22 +115,17 @@ struct OnlineSoftmax {
         partial[i % 4] += rS[tile][i];
       }
     }
-    sum[0] += partial[0] + partial[1];
-    sum[1] += partial[2] + partial[3];
-    return corrected;
+    fresh[0] = partial[0] + partial[1];
+    fresh[1] = partial[2] + partial[3];
   }
 
-  // Of this thread's scores, by row.
-  template <int kTiles, int kValues>
-  __device__ __forceinline__ static void thread_maxima(const float (&rS)[kTiles][kValues], float (&highest)[2]) {
-    float chains[4] = {rS[0][0], rS[0][1], rS[0][2], rS[0][3]};
+  __device__ __forceinline__ void absorb(bool corrected) {
+    if (corrected) {
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-      for (int i = tile == 0 ? 4 : 0; i < kValues; ++i) chains[i % 4] = fmaxf(chains[i % 4], rS[tile][i]);
+      for (int row = 0; row < 2; ++row) sum[row] *= correction[row];
     }
-    highest[0] = fmaxf(chains[0], chains[1]);
-    highest[1] = fmaxf(chains[2], chains[3]);
+    sum[0] += fresh[0];
+    sum[1] += fresh[1];
   }
 
   template <int kValues>

@@ -55,9 +55,19 @@ CUtensorMap block_map(const Tensor4& x, Dtype dtype) {
   const cuuint32_t element_strides[kRank] = {1, 1, 1, 1};
   const auto type = dtype == Dtype::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   CUtensorMap map;
-  const CUresult result =
-      encode_tiled()(&map, type, kRank, x.data, sizes, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                     CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto encoded = [&] {
+    return encode_tiled()(&map, type, kRank, x.data, sizes, strides, box, element_strides,
+                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult result = encoded();
+  if (result == CUDA_ERROR_INVALID_CONTEXT) {
+    // A thread that has not used the runtime yet: a launch gives it a context by itself, the driver does not.
+    int device = 0;
+    VSA_CHECK_CUDA(cudaGetDevice(&device));
+    VSA_CHECK_CUDA(cudaSetDevice(device));
+    result = encoded();
+  }
   if (result != CUDA_SUCCESS) {
     fail(text("cuTensorMapEncodeTiled: error ", static_cast<int>(result), " for sizes {", sizes[0], ", ", sizes[1],
               ", ", sizes[2], ", ", sizes[3], "} and strides {", strides[0], ", ", strides[1], ", ", strides[2],

@@ -12,8 +12,8 @@ struct Stages;
 
 template <>
 struct Stages<128> {
-  static constexpr int kKeys = 6;
-  static constexpr int kValues = 6;
+  static constexpr int kKeys = 7;
+  static constexpr int kValues = 7;
 };
 
 // Tiles of half the size. A V tile is held longer, from its copy until the products of the step after.
@@ -24,7 +24,6 @@ struct Stages<64> {
 };
 
 template <typename T, int kHeadDim, int kBlockSize>
-using Chosen = ForwardTraits<T, kHeadDim, kBlockSize / kTile, 2, 2, true, Stages<kHeadDim>::kKeys,
-                             Stages<kHeadDim>::kValues, false>;
+using Chosen = ForwardTraits<T, kHeadDim, kBlockSize / kTile, Stages<kHeadDim>::kKeys, Stages<kHeadDim>::kValues>;
 
 }  // namespace vsa::sm90::fwd

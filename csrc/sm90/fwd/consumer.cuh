@@ -1,15 +1,12 @@
 // A consumer warpgroup: attention of one q tile over the tiles that the scheduler named for it.
 //
-// With kOverlap the order of a step is FlashAttention-3's (Shah et al., 2024): the scores of the next step are issued
-// before the products of the present one with V, and the softmax of the next runs while the tensor cores do the latter.
-// Without it a step needs fewer registers, and only other warpgroups fill the tensor cores during softmax.
+// The order of a step is FlashAttention-3's (Shah et al., 2024): the scores of the next step are issued before the
+// products of the present one with V, and the softmax of the next runs while the tensor cores do the latter. Consumers
+// take turns in issuing: the softmax of one then meets the products of the other.
 #pragma once
 
 #include "../../common/softmax.cuh"
-#include "../../ptx/bulk.cuh"
-#include "../../ptx/matrix.cuh"
 #include "../../ptx/named_barrier.cuh"
-#include "../../ptx/shared_lock.cuh"
 #include "../../ptx/wgmma.cuh"
 #include "epilogue.cuh"
 #include "schedule.cuh"
@@ -24,43 +21,29 @@ class Consumer {
   static constexpr int kScoreProducts = Traits::kHeadDim / 16;  // of depth 16
   static constexpr int kValueProducts = kTile / 16;
   static constexpr int kProductsPerBox = kBoxColumns / 16;
-  static constexpr int kWhole = Traits::kTilesPerStep;
-  static constexpr unsigned kTurnNanoseconds = 20;
 
   using Out = float[kOutValues];
   template <int kTiles>
   using Scores = float[kTiles][kScoreValues];
-  using Probabilities = uint32_t[kWhole][kValueProducts][4];
+  using Probabilities = uint32_t[kStepTiles][kValueProducts][4];
 
  public:
   __device__ Consumer(const AttentionForwardParams& params, SharedStorage<Traits>& shared, int consumer, int thread)
-      : params_(params),
-        shared_(shared),
-        consumer_(consumer),
-        thread_(thread),
-        warp_(__shfl_sync(ptx::kWholeWarp, thread / kWarp, 0)),
-        reader_(shared, consumer) {}
+      : params_(params), shared_(shared), consumer_(consumer), thread_(thread), reader_(shared, consumer) {}
 
   __device__ void run() {
     const WorkItems<Traits> items(params_);
-    uint32_t q_parity = 0;
+    load_queries(items, blockIdx.x);
+    if (consumer_ != 0) pass_turn();
     for (int number = blockIdx.x; number < items.count; number += gridDim.x) {
       const WorkItem<Traits> item = items.decode(params_, number);
+      const int following = number + gridDim.x;
       reader_.begin_item();
-      if (consumer_ >= items.active(item)) {
-        reader_.next();  // the item's end: there are no entries
-        continue;
-      }
-      ptx::wait(shared_.q_full[consumer_], q_parity);
-      q_parity ^= 1;
-      load_queries();
       float rO[kOutValues] = {};
       OnlineSoftmax softmax;
-      attend(rO, softmax);
-      // Late: a copy overwrites the tile once it is released, and by now products have used what was loaded from it.
-      // The fence orders those loads before writes of the async proxy.
-      ptx::fence_async_shared();
-      ptx::arrive_warp(shared_.q_empty[consumer_]);
+      attend(rO, softmax, following >= items.count);
+      load_queries(items, following);  // on their way while the results of this item are stored
+      if (consumer_ >= items.active(item)) continue;
       softmax.finish();
       const int64_t first_row = (int64_t{item.row} * items.q_tiles + item.q_tile + consumer_) * kTile;
       store_tile<Traits>(params_, rO, softmax, first_row, thread_);
@@ -68,56 +51,40 @@ class Consumer {
   }
 
  private:
-  __device__ __forceinline__ void load_queries() {
+  // Q of this consumer in item `number`, if there is one, straight from global memory: once an item, and without a tile
+  // of shared memory that would be a stage less for K and V.
+  __device__ __forceinline__ void load_queries(const WorkItems<Traits>& items, int number) {
+    if (number >= items.count) return;
+    const WorkItem<Traits> item = items.decode(params_, number);
+    if (consumer_ >= items.active(item)) return;
     const int lane = thread_ % kWarp;
-    const int row = thread_ / kWarp * 16 + lane % 16;
+    const int64_t row = (item.q_tile + consumer_) * kTile + thread_ / kWarp * 16 + lane / 4;
+    const T* rows = static_cast<const T*>(params_.q) + item.batch * params_.q_strides[0] +
+                    item.head * params_.q_strides[1] + row * params_.q_strides[2] + lane % 4 * 2;
 #pragma unroll
     for (int product = 0; product < kScoreProducts; ++product) {
-      // 128-byte swizzle: pieces of 16 bytes stand at their number xor the row's, modulo 8.
-      const int piece = (product % kProductsPerBox * 2 + lane / 16) ^ row % 8;
-      const T* box = shared_.sQ[consumer_] + product / kProductsPerBox * Traits::kBoxElements;
-      ptx::load_matrices(rQ_[product], box + row * kBoxColumns + piece * 8);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const T* pair = rows + i % 2 * 8 * params_.q_strides[2] + product * 16 + i / 2 * 8;
+        rQ_[product][i] = *reinterpret_cast<const uint32_t*>(pair);
+      }
     }
-  }
-
-  __device__ __forceinline__ void await_keys(Entry entry) {
-    reader_.await_key_issue(entry);
-    ptx::wait(shared_.k_full[entry.key_stage()], entry.key_parity());
-  }
-
-  __device__ __forceinline__ void await_values(Entry entry) {
-    reader_.await_value_issue(entry);
-    ptx::wait(shared_.v_full[entry.value_stage()], entry.value_parity());
   }
 
   template <int kTiles>
   __device__ __forceinline__ void await_keys(const Step& step) {
-    await_keys(step.first);
-    if constexpr (kTiles == 2) await_keys(step.second);
+    ptx::wait(shared_.k_full[step.first.key_stage()], step.first.key_parity());
+    if constexpr (kTiles == 2) ptx::wait(shared_.k_full[step.second.key_stage()], step.second.key_parity());
   }
 
   template <int kTiles>
   __device__ __forceinline__ void await_values(const Step& step) {
-    await_values(step.first);
-    if constexpr (kTiles == 2) await_values(step.second);
+    ptx::wait(shared_.v_full[step.first.value_stage()], step.first.value_parity());
+    if constexpr (kTiles == 2) ptx::wait(shared_.v_full[step.second.value_stage()], step.second.value_parity());
   }
 
-  // Consumers issue one after the other: the tensor cores would otherwise serve their products interleaved, all would
-  // wait twice as long, and then all would compute exponentials at a time while the tensor cores idle.
-  __device__ __forceinline__ void take_turn() {
-    if constexpr (Traits::kTakeTurns) {
-      if (warp_ == 0) {
-        while (!ptx::try_lock(shared_.turn)) __nanosleep(kTurnNanoseconds);
-      }
-      ptx::sync_named<kWarpgroup>(1 + consumer_);
-    }
-  }
-
-  __device__ __forceinline__ void end_turn() {
-    if constexpr (Traits::kTakeTurns) {
-      if (warp_ == 0) ptx::unlock(shared_.turn);
-    }
-  }
+  __device__ __forceinline__ void take_turn() { ptx::sync_named<kConsumers * kWarpgroup>(1 + consumer_); }
+  __device__ __forceinline__ void pass_turn() { ptx::arrive_named<kConsumers * kWarpgroup>(2 - consumer_); }
 
   // S = Q K^T of one tile.
   __device__ __forceinline__ void multiply_keys(float (&rS)[kScoreValues], Entry entry) {
@@ -140,12 +107,16 @@ class Consumer {
     }
   }
 
+  // A group of products for each tile, so that the first one's scores are looked at while the second is multiplied.
   template <int kTiles>
   __device__ __forceinline__ void issue_keys(Scores<kTiles>& rS, const Step& step) {
     ptx::fence_products();
     multiply_keys(rS[0], step.first);
-    if constexpr (kTiles == 2) multiply_keys(rS[1], step.second);
     ptx::commit_products();
+    if constexpr (kTiles == 2) {
+      multiply_keys(rS[1], step.second);
+      ptx::commit_products();
+    }
   }
 
   template <int kTiles>
@@ -157,32 +128,25 @@ class Consumer {
   }
 
   template <int kTiles>
-  __device__ __forceinline__ void hold_scores(Scores<kTiles>& rS) {
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) ptx::hold_registers(rS[tile]);
-  }
-
-  template <int kTiles>
-  __device__ __forceinline__ void release_keys(const Step& step) {
-    ptx::arrive_warp(shared_.k_empty[step.first.key_stage()]);
-    if constexpr (kTiles == 2) ptx::arrive_warp(shared_.k_empty[step.second.key_stage()]);
-  }
-
-  template <int kTiles>
   __device__ __forceinline__ void release_values(const Step& step) {
     ptx::arrive_warp(shared_.v_empty[step.first.value_stage()]);
     if constexpr (kTiles == 2) ptx::arrive_warp(shared_.v_empty[step.second.value_stage()]);
   }
 
-  // Scores to probabilities. True if O has to be corrected.
-  template <int kTiles>
-  __device__ __forceinline__ bool exponentiate(Scores<kTiles>& rS, OnlineSoftmax& softmax, const Step& step) {
-    // Uniform branches: full tiles, the common case, pay no compare and select per element.
-    if (step.first.size() < kTile) mask_columns(rS[0], step.first.size(), thread_ % kWarp);
-    if constexpr (kTiles == 2) {
-      if (step.second.size() < kTile) mask_columns(rS[1], step.second.size(), thread_ % kWarp);
+  // The highest scores of one tile, once at most kPending groups of products are unfinished.
+  template <int kPending>
+  __device__ __forceinline__ Maxima look(float (&rS)[kScoreValues], Entry entry) {
+    ptx::wait_products<kPending>();
+    ptx::hold_registers(rS);
+    ptx::arrive_warp(shared_.k_empty[entry.key_stage()]);
+    Maxima highest = thread_maxima(rS);
+    // A uniform branch: full tiles, the common case, pay no compare and select per element. It stands after the maxima
+    // because a branch keeps ptxas from scheduling the next wait for products ahead of them.
+    if (entry.size() < kTile) {
+      mask_columns(rS, entry.size(), thread_ % kWarp);
+      highest = thread_maxima(rS);
     }
-    return softmax.update(rS, params_.sm_scale_log2);
+    return highest;
   }
 
   template <int kTiles>
@@ -191,18 +155,19 @@ class Consumer {
     for (int tile = 0; tile < kTiles; ++tile) pack_operand<T>(rP[tile], rS[tile]);
   }
 
-  // Probabilities of a step, and O corrected to its maxima.
+  // Probabilities of a step, and O corrected to its maxima. Passes the turn.
   template <int kTiles>
   __device__ __forceinline__ void begin(Out& rO, Probabilities& rP, OnlineSoftmax& softmax, const Step& step) {
     Scores<kTiles> rS;
     await_keys<kTiles>(step);
-    take_turn();
     issue_keys<kTiles>(rS, step);
-    ptx::wait_products<0>();
-    end_turn();
-    hold_scores<kTiles>(rS);
-    release_keys<kTiles>(step);
-    if (exponentiate<kTiles>(rS, softmax, step)) softmax.correct(rO);
+    pass_turn();
+    Maxima highest = look<kTiles - 1>(rS[0], step.first);
+    if constexpr (kTiles == 2) highest = highest.with(look<0>(rS[1], step.second));
+    const bool corrected = softmax.raise(highest, params_.sm_scale_log2);
+    softmax.exponentiate(rS, params_.sm_scale_log2);
+    softmax.absorb(corrected);
+    if (corrected) softmax.correct(rO);
     pack<kTiles>(rP, rS);
   }
 
@@ -215,53 +180,63 @@ class Consumer {
     release_values<kTiles>(step);
   }
 
-  // finish(step) and begin(next) at a time, both whole. Returns the step after `next`, looked up in between: branches
-  // keep ptxas from scheduling the wait for the products with V ahead of the exponentials that are to overlap them.
+  // finish(step) and begin(next) at a time, both whole. Returns the step after `next`. The reader advances where it
+  // does because a branch keeps ptxas from scheduling the wait for the products with V ahead of the exponentials that
+  // are to overlap them.
   __device__ __forceinline__ Step finish_and_begin(Out& rO, Probabilities& rP, OnlineSoftmax& softmax, const Step& step,
                                                    const Step& next) {
-    Scores<kWhole> rS;
-    await_keys<kWhole>(next);
-    await_values<kWhole>(step);
-    take_turn();
-    issue_keys<kWhole>(rS, next);
-    issue_values<kWhole>(rO, rP, step);
-    ptx::wait_products<1>();
-    end_turn();
-    hold_scores<kWhole>(rS);
-    release_keys<kWhole>(next);
-    const bool corrected = exponentiate<kWhole>(rS, softmax, next);
-    const Step following = reader_.look_ahead(step.record);
+    Scores<kStepTiles> rS;
+    await_keys<kStepTiles>(next);
+    issue_keys<kStepTiles>(rS, next);
+    await_values<kStepTiles>(step);
+    issue_values<kStepTiles>(rO, rP, step);
+    pass_turn();
+    const Step following = reader_.take();
+    const Maxima first = look<2>(rS[0], next.first);
+    const bool corrected = softmax.raise(first.with(look<1>(rS[1], next.second)), params_.sm_scale_log2);
+    softmax.exponentiate(rS, params_.sm_scale_log2);
+    ptx::hold_registers(
+        softmax.fresh);  // before the branch, behind which they would not be in the shadow of exponentials
+    softmax.absorb(corrected);
+    reader_.advance();
     ptx::wait_products<0>();
     ptx::hold_registers(rO);
-    hold_scores<kWhole>(rS);  // packing them overwrites the operand of the products that have just ended
-    release_values<kWhole>(step);
+    ptx::hold_registers(rS[0]);  // packing them overwrites the operand of the products that have just ended
+    ptx::hold_registers(rS[1]);
+    release_values<kStepTiles>(step);
     if (corrected) softmax.correct(rO);
-    pack<kWhole>(rP, rS);
+    pack<kStepTiles>(rP, rS);
     return following;
   }
 
-  __device__ __forceinline__ void attend(Out& rO, OnlineSoftmax& softmax) {
+  // One item, in one turn more than it has rounds: turn t finishes round t - 1 and begins round t.
+  __device__ __forceinline__ void attend(Out& rO, OnlineSoftmax& softmax, bool is_last) {
     Probabilities rP;
-    Step step = reader_.next();
-    while (!step.is_end()) {
-      if (kWhole == 2 && step.second.is_end()) {
-        begin<1>(rO, rP, softmax, step);
-        finish<1>(rO, rP, step);
-        step = reader_.next();
+    Step step{{0}, {0}, false};
+    Step next = reader_.next();
+    while (true) {
+      take_turn();
+      if (step.is_whole() && next.is_whole()) {
+        const Step following = finish_and_begin(rO, rP, softmax, step, next);
+        step = next;
+        next = following;
         continue;
       }
-      begin<kWhole>(rO, rP, softmax, step);
-      Step following{{0}, {0}, 0};
-      if constexpr (Traits::kOverlap) {
-        following = reader_.look_ahead(step.record);
-        while (reader_.may_overlap(step, following)) {
-          const Step after = finish_and_begin(rO, rP, softmax, step, following);
-          step = following;
-          following = after;
-        }
+      if (step.is_whole()) {
+        finish<2>(rO, rP, step);
+      } else if (!step.is_empty()) {
+        finish<1>(rO, rP, step);
       }
-      finish<kWhole>(rO, rP, step);
-      step = following.is_end() ? reader_.next() : following;
+      if (next.is_whole()) {
+        begin<2>(rO, rP, softmax, next);
+      } else if (!next.is_empty()) {
+        begin<1>(rO, rP, softmax, next);
+      } else if (!(next.ended && is_last && consumer_ != 0)) {
+        pass_turn();  // to someone who will take it
+      }
+      if (next.ended) return;
+      step = next;
+      next = reader_.next();
     }
   }
 
@@ -269,7 +244,6 @@ class Consumer {
   SharedStorage<Traits>& shared_;
   const int consumer_;
   const int thread_;  // of the warpgroup
-  const int warp_;    // likewise, known to be the same in the whole warp
   StepReader<Traits> reader_;
   uint32_t rQ_[kScoreProducts][4];
 };

@@ -8,12 +8,12 @@
 // blockIdx.x + gridDim.x, ...; all roles walk the same items, each at its own pace.
 //
 //   Scheduler  warp 0 of the producer warpgroup   lists, sizes -> records[kRecords]
-//   Loader     warps 1, 2    q, k -> sQ[kConsumers], sK[kKeyStages];  v -> sV[kValueStages], by tensor copies
+//   Loader     warps 1, 2    k -> sK[kKeyStages], v -> sV[kValueStages], by tensor copies
 //   Clearer    warp 3        zeros behind the keys of tiles that are not full
-//   Consumer   warpgroups 1..    Q to registers; S = Q K^T -> softmax -> O += P V
+//   Consumer   warpgroups 1, 2   q to registers; S = Q K^T -> softmax -> O += P V
 //
 //   records  --full/empty-->  Loaders, Clearer, Consumers
-//   q, k, v  --full/empty-->  Consumers; v_raw --> Clearer --> v_full for tiles that are not full
+//   k, v     --full/empty-->  Consumers; v_raw --> Clearer --> v_full for tiles that are not full
 // Every empty barrier counts the warps of all consumers; a loader arrives for those that do not want the tile, so that
 // nobody touches tiles of others.
 #pragma once
@@ -36,7 +36,6 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   const int warp = __shfl_sync(ptx::kWholeWarp, threadIdx.x / kWarp, 0);
   const int lane = threadIdx.x % kWarp;
   if (threadIdx.x == 0) {
-    ptx::prefetch_map(params.q);
     ptx::prefetch_map(params.k);
     ptx::prefetch_map(params.v);
     shared.init_barriers();
@@ -48,7 +47,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     if (warp == 0) {
       Scheduler<Traits>(params, shared, lane).run();
     } else if (warp == 1) {
-      load_queries_and_keys<Traits>(params, shared);
+      load_keys<Traits>(params, shared);
     } else if (warp == 2) {
       load_values<Traits>(params, shared);
     } else {

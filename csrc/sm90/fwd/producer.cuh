@@ -1,8 +1,7 @@
-// The other warps of the producer warpgroup: copies of Q and K, copies of V, and zeros for V rows that are no keys.
+// The other warps of the producer warpgroup: copies of K, copies of V, and zeros for V rows that are no keys.
 #pragma once
 
 #include "../../ptx/bulk.cuh"
-#include "../../ptx/shared_word.cuh"
 #include "../../ptx/tma.cuh"
 #include "../../ptx/warp.cuh"
 #include "traits.cuh"
@@ -24,10 +23,10 @@ __device__ __forceinline__ void follow_schedule(const AttentionForwardParams& pa
   const WorkItems<Traits> items(params);
   ptx::RingPosition<kRecords> ring;
   for (int number = blockIdx.x; number < items.count; number += gridDim.x) {
-    on_item(items.decode(params, number), items);
+    on_item(items.decode(params, number));
     bool last;
     do {
-      const Record<Traits>& record = shared.records[ring.stage];
+      const Record& record = shared.records[ring.stage];
       ptx::wait(shared.record_full[ring.stage], ring.parity);
       last = record.last != 0;
       const uint32_t count = record.num_loads;
@@ -55,17 +54,16 @@ class Loader {
  public:
   using T = typename Traits::T;
 
-  __device__ Loader(T (*tiles)[Traits::kTileElements], ptx::Barrier* empty, uint32_t& issued)
-      : tiles_(tiles), empty_(empty), issued_(issued), leader_(ptx::elect_one()) {}
+  __device__ Loader(T (*tiles)[Traits::kTileElements], ptx::Barrier* empty)
+      : tiles_(tiles), empty_(empty), leader_(ptx::elect_one()) {}
 
   // Copies a tile, to complete full[stage].
   __device__ __forceinline__ void load(const CUtensorMap& map, ptx::Barrier* full, Load load, int head, int batch) {
     ptx::wait(empty_[ring_.stage], ring_.parity ^ 1);
     if (leader_) {
       copy_tile<Traits>(tiles_[ring_.stage], map, full[ring_.stage], load.row(), head, batch);
-      const uint32_t others = Traits::kConsumers - load.wanted();
+      const uint32_t others = kConsumers - load.wanted();
       if (others != 0) ptx::arrive(empty_[ring_.stage], others * kWarpsPerGroup);
-      ptx::store_release(issued_, ++count_);
     }
     ring_.advance();
   }
@@ -73,43 +71,32 @@ class Loader {
  private:
   T (*const tiles_)[Traits::kTileElements];
   ptx::Barrier* const empty_;
-  uint32_t& issued_;
   const bool leader_;
   ptx::RingPosition<kStages> ring_;
-  uint32_t count_ = 0;
 };
 
 template <typename Traits>
-__device__ void load_queries_and_keys(const AttentionForwardParams& params, SharedStorage<Traits>& shared) {
-  Loader<Traits, Traits::kKeyStages> loader(shared.sK, shared.k_empty, shared.k_issued);
+__device__ void load_keys(const AttentionForwardParams& params, SharedStorage<Traits>& shared) {
+  Loader<Traits, Traits::kKeyStages> loader(shared.sK, shared.k_empty);
   const int heads_per_kv_head = params.Hq / params.Hkv;
-  const bool leader = ptx::elect_one();
-  uint32_t parities = 0;  // bit per consumer: one without a q tile skips the item
   int kv_head = 0, batch = 0;
   follow_schedule(
       params, shared,
-      [&](const WorkItem<Traits>& item, const WorkItems<Traits>& items) {
+      [&](const WorkItem<Traits>& item) {
         kv_head = item.head / heads_per_kv_head;
         batch = item.batch;
-        for (int g = 0; g < items.active(item); ++g) {
-          ptx::wait(shared.q_empty[g], (parities >> g & 1) ^ 1);
-          parities ^= 1u << g;
-          if (leader) {
-            copy_tile<Traits>(shared.sQ[g], params.q, shared.q_full[g], (item.q_tile + g) * kTile, item.head, batch);
-          }
-        }
       },
       [&](Load load) { loader.load(params.k, shared.k_full, load, kv_head, batch); });
 }
 
 template <typename Traits>
 __device__ void load_values(const AttentionForwardParams& params, SharedStorage<Traits>& shared) {
-  Loader<Traits, Traits::kValueStages> loader(shared.sV, shared.v_empty, shared.v_issued);
+  Loader<Traits, Traits::kValueStages> loader(shared.sV, shared.v_empty);
   const int heads_per_kv_head = params.Hq / params.Hkv;
   int kv_head = 0, batch = 0;
   follow_schedule(
       params, shared,
-      [&](const WorkItem<Traits>& item, const WorkItems<Traits>&) {
+      [&](const WorkItem<Traits>& item) {
         kv_head = item.head / heads_per_kv_head;
         batch = item.batch;
       },
@@ -126,7 +113,7 @@ __device__ void clear_values(const AttentionForwardParams& params, SharedStorage
   constexpr int kPieceElements = 16 / sizeof(typename Traits::T);
   constexpr int kPiecesPerRow = kBoxColumns / kPieceElements;
   follow_schedule(
-      params, shared, [](const WorkItem<Traits>&, const WorkItems<Traits>&) {},
+      params, shared, [](const WorkItem<Traits>&) {},
       [&](Load load) {
         if (load.size() != kTile) {
           ptx::wait(shared.v_raw[stage], parities >> stage & 1);

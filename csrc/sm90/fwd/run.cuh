@@ -20,7 +20,7 @@ void launch_kernel(const AttentionForwardParams& params, cudaStream_t stream) {
   VSA_CHECK_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
   VSA_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
   const int64_t q_tiles = int64_t{params.Nq} * Traits::kSubBlocks;
-  const int64_t items = int64_t{params.B} * params.Hq * ((q_tiles + Traits::kConsumers - 1) / Traits::kConsumers);
+  const int64_t items = int64_t{params.B} * params.Hq * ((q_tiles + kConsumers - 1) / kConsumers);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(items, multiprocessors));
   kernel<<<blocks, Traits::kThreads, kSharedBytes, stream>>>(params);
   VSA_CHECK_CUDA(cudaGetLastError());

@@ -1,39 +1,44 @@
-// The scheduler warp: merges the lists of a work item's q tiles into one sequence of tiles to copy, and tells every
+// The scheduler warp: merges the lists of a work item's two q tiles into one sequence of tiles to copy, and tells every
 // consumer which of them are its own, and where they will stand.
 //
-// A step takes the next 32 entries of every list, one a lane, and a window of kWindow tiles that starts at the least of
-// the lists' next ids. Every list is consumed up to the window's end: as bits, the union and the places in it are a
-// handful of instructions whatever the lists are. Only entries that ascend strictly from the head on are looked at in a
-// step. So a list that does not ascend as a whole is still walked entry by entry, in order, and right, just in more
-// steps. Tiles without keys are dropped here: no one else meets an empty one.
+// It reads both lists up to the same id, a lane an entry, and looks the tiles of one up in the other by halving. Tiles
+// that both list go out as they are found. A tile of one list goes out together with one of the other, so that a few
+// stages of the rings always hold work for both: in the order of ids, one consumer would often wait for the other to
+// get through a run of its own. Only entries that ascend strictly are looked at together; so a list that does not
+// ascend as a whole is still walked entry by entry, in order, and right, just in more steps. Tiles without keys are
+// dropped here: no one else meets one.
 //
-// Why nobody waits in a circle. Copies go through the rings of K and V in one order, each ring waiting for its own
-// stages only. Suppose both stand still, V before copy x and K before copy y, counted in tiles.
+// Why nobody waits in a circle, and no parity deceives. Turn t of an item (consumer.cuh) uses V of round t - 1 and K of
+// round t, a round has at most kConsumers * kStepTiles tiles, and turns are strictly in order: t of consumer 0, t of
+// consumer 1, t + 1 of consumer 0. So when a turn looks at its tiles, both consumers have had the products with K of
+// rounds before t and with V of rounds before t - 1: what stood in the stages before is used, and is being released
+// without further waits. All that stood there has landed, so each full barrier is in the phase that is looked for, or
+// has completed it; a parity could not tell the phase from the one before the last.
 //
-// V stage x - kValueStages is held by a consumer B, whose first unfinished tile is b <= x - kValueStages. It waits for
-// no V: that would be one >= x of the same step, which kStepReach forbids. So it waits for a K, one >= y of the step
-// after, and y < b + kOverlapReach <= x + kKeyStages.
-//
-// K stage y - kKeyStages is held by a consumer C. It waits for no K: that would be one >= y of the same step. So it
-// waits for a V, one >= x of the step before, and x < y - kKeyStages: a contradiction.
-//
-// Record r can be written when all have left r - kRecords. Who waits for r has its first unfinished tile in a later
-// record than that (StepReader::look), so it does not keep the loaders there.
+// A consumer that waits for record r has had its turn with the rounds of records before; the other one's turns with
+// them need nothing of it. So loaders get through records before r - 1 at least, and r - kRecords is written over in
+// time.
 #pragma once
 
 #include <climits>
 
-#include "../../ptx/shared_word.cuh"
 #include "../../ptx/warp.cuh"
 #include "traits.cuh"
 
 namespace vsa::sm90::fwd {
 
-// The list of one q tile. All lanes hold the same.
+// The list of one q tile as it is read. All lanes hold the same.
 struct ListCursor {
   const int* entries = nullptr;
   int count = 0;
   int next = 0;
+  __device__ bool is_read() const { return next >= count; }
+};
+
+// A queue in `SharedStorage::pending`. All lanes hold the same.
+struct Queue {
+  uint32_t head = 0, tail = 0;
+  __device__ int length() const { return static_cast<int>(tail - head); }
 };
 
 template <typename Traits>
@@ -48,100 +53,151 @@ class Scheduler {
     const WorkItems<Traits> items(params_);
     for (int number = blockIdx.x; number < items.count; number += gridDim.x) {
       const WorkItem<Traits> item = items.decode(params_, number);
-      ListCursor lists[Traits::kConsumers];
 #pragma unroll
-      for (int g = 0; g < Traits::kConsumers; ++g) {
+      for (int g = 0; g < kConsumers; ++g) {
+        lists_[g] = {};
         const int q_tile = item.q_tile + g;
         if (q_tile >= items.q_tiles) continue;
         const int64_t list = int64_t{item.row} * params_.Nq + q_tile / Traits::kSubBlocks;
-        lists[g].entries = params_.kv_indices + list * params_.M;
-        lists[g].count = params_.kv_num_blocks[list];
+        lists_[g].entries = params_.kv_indices + list * params_.M;
+        lists_[g].count = params_.kv_num_blocks[list];
       }
-      while (!step(lists)) {
-      }
+      do {
+        read();
+      } while (!hand_out());
     }
   }
 
  private:
   static constexpr int kNone = INT_MAX;
-  static constexpr unsigned kWindowBlocks = kWindow / Traits::kSubBlocks;
+  static constexpr int kBoth = kConsumers;  // the queue of tiles that both list
 
-  // The entry of this lane, kNone past the end of the list and past the run of ascending ones that starts at lane 0.
-  __device__ int ascending_entry(const ListCursor& list) const {
-    const int at = list.next + lane_;
-    const int entry = at < list.count ? list.entries[at] : kNone;
-    const int before = __shfl_up_sync(ptx::kWholeWarp, entry, 1);
-    const unsigned breaks = __ballot_sync(ptx::kWholeWarp, lane_ > 0 && entry != kNone && entry <= before);
-    return breaks != 0 && lane_ >= __ffs(breaks) - 1 ? kNone : entry;
+  // The next tiles of a list, one a lane, kNone behind them: a run of ascending ones.
+  __device__ int next_tile(const ListCursor& list) const {
+    const int at = list.next + lane_ / Traits::kSubBlocks;
+    const int tile = at < list.count ? list.entries[at] * Traits::kSubBlocks + lane_ % Traits::kSubBlocks : kNone;
+    const int before = __shfl_up_sync(ptx::kWholeWarp, tile, 1);
+    const unsigned breaks = __ballot_sync(ptx::kWholeWarp, lane_ > 0 && tile <= before && tile != kNone);
+    return breaks != 0 && lane_ >= __ffs(breaks) - 1 ? kNone : tile;
   }
 
-  // Keys of the tile that is this lane's in the window.
-  __device__ int tile_size(int first_block) const {
-    const int block = first_block + lane_ / Traits::kSubBlocks;
-    if (first_block == kNone || block >= params_.Nkv) return 0;
-    return min(params_.kv_block_sizes[block] - lane_ % Traits::kSubBlocks * kTile, kTile);
+  // The tile up to which `tiles` is all there is of a list; kNone if they are the whole rest.
+  __device__ static int known_up_to(const ListCursor& list, int tiles) {
+    const int count = __popc(__ballot_sync(ptx::kWholeWarp, tiles != kNone));
+    const int last = __shfl_sync(ptx::kWholeWarp, tiles, max(count - 1, 0));
+    return list.next + count / Traits::kSubBlocks >= list.count ? kNone : last;
   }
 
-  // One window. True when it was the last of the item.
-  __device__ bool step(ListCursor (&lists)[Traits::kConsumers]) {
-    int entries[Traits::kConsumers];
-    int first_block = kNone;
+  // The lane where `tile` stands in ascending `tiles`, if it does.
+  __device__ static int find(int tiles, int tile) {
+    int at = 0;
 #pragma unroll
-    for (int g = 0; g < Traits::kConsumers; ++g) {
-      entries[g] = ascending_entry(lists[g]);
-      first_block = min(first_block, __shfl_sync(ptx::kWholeWarp, entries[g], 0));
+    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+      if (__shfl_sync(ptx::kWholeWarp, tiles, at + distance - 1) < tile) at += distance;
     }
-    const int size = tile_size(first_block);
-    const unsigned not_empty = __ballot_sync(ptx::kWholeWarp, size > 0);
-
-    unsigned own[Traits::kConsumers];
-    unsigned all = 0;
-    bool last = true;
-#pragma unroll
-    for (int g = 0; g < Traits::kConsumers; ++g) {
-      const unsigned block = static_cast<unsigned>(entries[g] - first_block);
-      const bool inside = entries[g] != kNone && block < kWindowBlocks;
-      constexpr unsigned kBlockBits = (1u << Traits::kSubBlocks) - 1;
-      own[g] = not_empty & __reduce_or_sync(ptx::kWholeWarp, inside ? kBlockBits << block * Traits::kSubBlocks : 0);
-      all |= own[g];
-      lists[g].next += __popc(__ballot_sync(ptx::kWholeWarp, inside));
-      last = last && lists[g].next >= lists[g].count;
-    }
-    if (all != 0 || last) write_record(first_block, size, own, all, last);
-    return last;
+    return at;
   }
 
-  __device__ void write_record(int first_block, int size, const unsigned (&own)[Traits::kConsumers], unsigned all,
-                               bool last) {
-    Record<Traits>& record = shared_.records[ring_.stage];
+  // A tile and its keys as one word, 0 if there is no tile or it has no keys: no one meets those.
+  __device__ uint32_t sized(int tile) const {
+    if (tile == kNone) return 0;
+    const int keys = params_.kv_block_sizes[tile / Traits::kSubBlocks] - tile % Traits::kSubBlocks * kTile;
+    return keys <= 0 ? 0 : static_cast<uint32_t>(tile) | static_cast<uint32_t>(min(keys, kTile)) << 20;
+  }
+
+  __device__ void push(int queue, uint32_t tile) {
+    const unsigned lanes = __ballot_sync(ptx::kWholeWarp, tile != 0);
+    const uint32_t place = queues_[queue].tail + __popc(lanes & ((1u << lane_) - 1));
+    if (tile != 0) shared_.pending[queue][place % kPending] = tile;
+    queues_[queue].tail += __popc(lanes);
+  }
+
+  // Reads on in the lists as far as both are known, and sorts what stands there by who wants it. A list of which much
+  // waits already is not read: lists with little in common then miss a common tile, and do not keep each other up.
+  __device__ void read() {
+    int tiles[kConsumers];
+    int limit = kNone;
+#pragma unroll
+    for (int g = 0; g < kConsumers; ++g) {
+      const bool waits = queues_[g].length() > kPending - kWindow;
+      tiles[g] = waits ? kNone : next_tile(lists_[g]);
+      if (!waits) limit = min(limit, known_up_to(lists_[g], tiles[g]));
+    }
+#pragma unroll
+    for (int g = 0; g < kConsumers; ++g) {
+      if (tiles[g] > limit) tiles[g] = kNone;
+      lists_[g].next += __popc(__ballot_sync(ptx::kWholeWarp, tiles[g] != kNone)) / Traits::kSubBlocks;
+    }
+    const int at = find(tiles[1], tiles[0]);
+    const bool found = __shfl_sync(ptx::kWholeWarp, tiles[1], at) == tiles[0] && tiles[0] != kNone;
+    const unsigned found_at = __reduce_or_sync(ptx::kWholeWarp, found ? 1u << at : 0);
+    const uint32_t first = sized(tiles[0]);
+    const uint32_t second = sized(found_at >> lane_ & 1 ? kNone : tiles[1]);
+    push(kBoth, found ? first : 0);
+    push(0, found ? 0 : first);
+    push(1, second);
+    __syncwarp();
+  }
+
+  // Writes records of all that both consumers can go on with. True when that was the end of the item.
+  __device__ bool hand_out() {
+    const bool ended[kConsumers] = {lists_[0].is_read(), lists_[1].is_read()};
+    while (true) {
+      int both = min(queues_[kBoth].length(), kRecordTiles);
+      int pairs = min(min(queues_[0].length(), queues_[1].length()), kRecordTiles - both);
+      const int left[kConsumers] = {queues_[0].length() - pairs, queues_[1].length() - pairs};
+      // Of one list alone, only where the other has ended.
+      const int rest_of = left[0] == 0 && ended[0] ? 1 : 0;
+      const bool alone = rest_of == 1 || (left[1] == 0 && ended[1]);
+      int rest = alone ? min(rest_of == 1 ? left[1] : left[0], kRecordTiles - both - pairs) : 0;
+      const bool last = ended[0] && ended[1] && left[0] + left[1] == rest && queues_[kBoth].length() == both;
+      // Whole steps, until the item ends.
+      if (!last && (both + pairs + rest) % kStepTiles != 0) --(rest > 0 ? rest : pairs > 0 ? pairs : both);
+      if (both + pairs + rest == 0 && !last) return false;
+      write_record(both, pairs, rest_of, rest, last);
+      if (last) return true;
+    }
+  }
+
+  // A record of tiles that both want, of pairs of tiles, one for each, and of `rest` tiles of one: whatever it is, both
+  // consumers make their way through it at one pace.
+  __device__ void write_record(int both, int pairs, int rest_of, int rest, bool last) {
+    Record& record = shared_.records[ring_.stage];
     ptx::wait(shared_.record_empty[ring_.stage], ring_.parity ^ 1);
-    const unsigned bit = 1u << lane_;
-    if (all & bit) {
-      const unsigned place = __popc(all & (bit - 1));
+    const uint32_t count = both + 2 * pairs + rest;
+    const uint32_t lane = lane_;
+    const int own = lane_ - both;  // among the tiles of one consumer
+    const bool is_paired = own < 2 * pairs;
+    const int user = is_paired ? own & 1 : rest_of;
+    const int place = is_paired ? own >> 1 : own - pairs;  // among those of this user
+    if (lane < count) {
+      const bool is_shared = own < 0;
+      const int queue = is_shared ? kBoth : user;
+      const uint32_t head = is_shared ? queues_[kBoth].head : user == 0 ? queues_[0].head : queues_[1].head;
+      const uint32_t tile = shared_.pending[queue][(head + (is_shared ? lane_ : place)) % kPending];
       const Entry entry = Entry::make<Traits::kKeyStages, Traits::kValueStages>(
-          (key_slot_ + place) % kKeySlots, (value_slot_ + place) % kValueSlots, size, position_ + place);
-      uint32_t wanted = 0;
-#pragma unroll
-      for (int g = 0; g < Traits::kConsumers; ++g) {
-        if (own[g] & bit) {
-          record.entries[g][__popc(own[g] & (bit - 1))] = entry;
-          ++wanted;
-        }
-      }
-      record.loads[place] = static_cast<uint32_t>(first_block * Traits::kSubBlocks + lane_) |
-                            static_cast<uint32_t>(size) << 20 | wanted << 27;
+          (key_slot_ + lane) % kKeySlots, (value_slot_ + lane) % kValueSlots, tile >> 20);
+      const int at = is_shared ? lane_ : both + place;
+      if (is_shared || user == 0) record.entries[0][at] = entry;
+      if (is_shared || user == 1) record.entries[1][at] = entry;
+      record.loads[lane] = tile | (is_shared ? 2u : 1u) << 27;
     }
-    if (lane_ == 0) {
-      record.num_loads = __popc(all);
+    queues_[kBoth].head += both;
 #pragma unroll
-      for (int g = 0; g < Traits::kConsumers; ++g) record.num_entries[g] = __popc(own[g]);
+    for (int g = 0; g < kConsumers; ++g) {
+      const int given = pairs + (g == rest_of ? rest : 0);
+      queues_[g].head += given;
+      if (lane_ >= both + given && lane_ < kRecordTiles) record.entries[g][lane_] = {0};
+    }
+    if (lane == 0) {
+      record.num_loads = count;
+      record.num_rounds = (both + pairs + rest + kStepTiles - 1) / kStepTiles;
       record.last = last;
     }
     ptx::arrive_warp(shared_.record_full[ring_.stage]);
     ring_.advance();
-    position_ += __popc(all);
-    key_slot_ = (key_slot_ + __popc(all)) % kKeySlots;
-    value_slot_ = (value_slot_ + __popc(all)) % kValueSlots;
+    key_slot_ = (key_slot_ + count) % kKeySlots;
+    value_slot_ = (value_slot_ + count) % kValueSlots;
   }
 
   static constexpr uint32_t kKeySlots = 2 * Traits::kKeyStages;
@@ -150,117 +206,73 @@ class Scheduler {
   const AttentionForwardParams& params_;
   Shared& shared_;
   const int lane_;
+  ListCursor lists_[kConsumers];
+  Queue queues_[kConsumers + 1];
   ptx::RingPosition<kRecords> ring_;
-  // Of the next tile: places in the rings, and the tiles since the block started.
-  uint32_t key_slot_ = 0, value_slot_ = 0, position_ = 0;
+  uint32_t key_slot_ = 0, value_slot_ = 0;  // of the next tile in the rings
 };
 
-// The tiles of one step of a consumer. `second` is an end in a step of one tile.
+// What a consumer does in a round. Tiles are none where it has nothing to do; then `ended` may say that there are no
+// more rounds in the item.
 struct Step {
   Entry first, second;
-  uint32_t record;  // number of the record that `first` stood in
+  bool ended;
 
-  __device__ bool is_end() const { return first.is_end(); }
-  __device__ Entry last() const { return second.is_end() ? first : second; }
+  __device__ bool is_empty() const { return first.is_none(); }
+  __device__ bool is_whole() const { return !second.is_none(); }
 };
 
-// A consumer's way through its entries, item after item. Whole warps call it.
+// A consumer's way through the rounds, item after item. Whole warps call it.
 template <typename Traits>
 class StepReader {
  public:
   __device__ StepReader(SharedStorage<Traits>& shared, int consumer) : shared_(shared), consumer_(consumer) {}
 
   // Before the first `next` of every item.
-  __device__ void begin_item() { open_record(); }
+  __device__ void begin_item() {
+    open_record();
+    advance();
+  }
 
-  // The next step of the item, with nothing unfinished before it; an end after the last.
+  // The next step of the item; one that has ended after the last.
   __device__ Step next() {
-    while (at_ == count_) {
-      const bool ended = last_;
-      close_record();
-      if (ended) return {{0}, {0}, 0};
-      open_record();
+    const Step step = take();
+    advance();
+    return step;
+  }
+
+  // The two halves of `next`: the step, and what the one after it needs.
+  __device__ Step take() {
+    if (ended_) return {{0}, {0}, true};
+    const Entry* step = shared_.records[ring_.stage].entries[consumer_] + at_ * kStepTiles;
+    ++at_;
+    return {step[0], step[1], false};
+  }
+  __device__ void advance() {
+    while (at_ == count_ && !ended_) {
+      ended_ = last_;
+      ptx::arrive_warp(shared_.record_empty[ring_.stage]);
+      ring_.advance();
+      if (!ended_) open_record();
     }
-    return take(number_);
   }
-
-  // The next step, looked for while a step that starts in record `unfinished` is not finished. An end if there is none
-  // or if looking further has to wait; `next` then knows.
-  __device__ Step look_ahead(uint32_t unfinished) {
-    if (!look(unfinished)) return {{0}, {0}, 0};
-    return take(unfinished);
-  }
-
-  // Whether `step` can be begun before `unfinished` is finished.
-  __device__ static bool may_overlap(const Step& unfinished, const Step& step) {
-    const Entry last = Traits::kTilesPerStep == 1 ? step.first : step.second;
-    if (last.is_end()) return false;
-    return last.copies_after(unfinished.first) < Traits::kOverlapReach;
-  }
-
-  // Until the copies are on their way, from when on parities of their barriers tell the truth.
-  __device__ void await_key_issue(Entry entry) { await_issue(entry, shared_.k_issued, k_issued_); }
-  __device__ void await_value_issue(Entry entry) { await_issue(entry, shared_.v_issued, v_issued_); }
 
  private:
-  // Rare: only where the ring, and not the copies, is late.
-  static constexpr unsigned kPollNanoseconds = 40;
-
-  __device__ static void await_issue(Entry entry, const uint32_t& issued, uint32_t& seen) {
-    while (!entry.is_before(seen)) {
-      seen = ptx::load_acquire(issued);
-      if (!entry.is_before(seen)) __nanosleep(kPollNanoseconds);
-    }
-  }
-
   __device__ void open_record() {
+    const Record& record = shared_.records[ring_.stage];
     ptx::wait(shared_.record_full[ring_.stage], ring_.parity);
-    const Record<Traits>& record = shared_.records[ring_.stage];
     at_ = 0;
-    count_ = record.num_entries[consumer_];
+    count_ = record.num_rounds;
+    ended_ = false;
     last_ = record.last != 0;
-    ++number_;
-  }
-
-  __device__ void close_record() {
-    ptx::arrive_warp(shared_.record_empty[ring_.stage]);
-    ring_.advance();
-  }
-
-  // Whether there is another entry in the records that may be waited for while `unfinished` is the oldest in use.
-  __device__ bool look(uint32_t unfinished) {
-    while (at_ == count_) {
-      if (last_ || number_ + 1 - unfinished >= kRecords) return false;
-      close_record();
-      open_record();
-    }
-    return true;
-  }
-
-  __device__ Entry peek() const { return shared_.records[ring_.stage].entries[consumer_][at_]; }
-
-  __device__ Step take(uint32_t unfinished) {
-    Step step{peek(), {0}, number_};
-    ++at_;
-    if constexpr (Traits::kTilesPerStep == 2) {
-      if (look(unfinished)) {
-        const Entry second = peek();
-        if (second.copies_after(step.first) < Traits::kStepReach) {
-          step.second = second;
-          ++at_;
-        }
-      }
-    }
-    return step;
   }
 
   SharedStorage<Traits>& shared_;
   const int consumer_;
   ptx::RingPosition<kRecords> ring_;
-  uint32_t number_ = 0;  // of the open record, from 1
   uint32_t at_ = 0, count_ = 0;
-  bool last_ = false;
-  uint32_t k_issued_ = 0, v_issued_ = 0;  // as last seen
+  bool last_ = false;   // the open record is
+  bool ended_ = false;  // the item has
 };
 
 }  // namespace vsa::sm90::fwd
