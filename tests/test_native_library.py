@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from native_library import HOOKS, ROOT, any_library, built_library, native_build, run_python
 
-from benchmarks import native_resources
+from benchmarks import native_resources, sanitize_native
 from vsa_inductor import native
+from vsa_inductor.backends import sm90
 
 OPS = ("attention_sm90", "attention_backward_sm90")
 
@@ -138,6 +139,9 @@ REFUSALS = {
     "sizes": ("kv_block_sizes", "x[:1]", "kv_block_sizes: got shape (1); allowed: (2)"),
     "blocks of 256": ("block_size", "256", "block_size: got 256; allowed: 64 or 128"),
     "a scale that is no number": ("sm_scale", "float('nan')", "sm_scale: got nan; allowed: a finite number"),
+    "a scale too large for fp32": (
+        "sm_scale", "-3e38", "sm_scale: got -3e+38; allowed: a number that is finite in fp32",
+    ),
     "a CPU": ("q", "x", "q: got a tensor that is not on a CUDA device; allowed: CUDA tensors"),
 }  # fmt: skip
 BACKWARD_REFUSALS = {
@@ -197,7 +201,8 @@ def test_outputs_of_another_kind_are_refused():
         "def outs(**change):\n"
         "    return {'out': torch.empty(2, 2, 128, 64).bfloat16(), 'lse_log2': torch.empty(2, 2, 128), **change}\n"
         "changes = [{'out': torch.empty(2, 2, 128, 64)}, {'out': torch.empty(2, 128, 2, 64).bfloat16().mT},\n"
-        "           {'out': torch.empty(2, 128, 2, 64).bfloat16().transpose(1, 2)}, {'lse_log2': torch.empty(0)}]\n"
+        "           {'out': torch.empty(2, 128, 2, 64).bfloat16().transpose(1, 2)}, {'lse_log2': torch.empty(0)},\n"
+        "           {'out': torch.empty(32769).bfloat16()[1:].view(2, 2, 128, 64)}]\n"
         "op = torch.ops.vsa.attention_sm90.out\n"
         "print(json.dumps({'said': [refusal(op, forward_arguments(), outs(**change)) for change in changes]}))"
     )["said"]
@@ -205,6 +210,86 @@ def test_outputs_of_another_kind_are_refused():
     assert seen[1] == "out: got shape (2, 128, 64, 2); allowed: (2, 2, 128, 64)"
     assert seen[2] == "out: got strides (16384, 64, 128, 1); allowed: a contiguous tensor"
     assert seen[3] == "lse_log2: got shape (0); allowed: (2, 2, 128)"
+    assert seen[4] == "out: got an address between multiples of 16 bytes; allowed: a multiple of 16 bytes"
+
+
+def test_nothing_on_the_host_waits_for_a_device_or_allocates_on_it():
+    waits = re.compile(
+        r"Synchronize|cudaMemcpy(?!Async)|cudaMemset\(|cudaMalloc|cudaFree|cudaStreamQuery|cudaEventQuery"
+    )
+    for source in native_build().source_files():
+        assert not waits.search(source.read_text()), source
+
+
+SANITIZED = """\
+========= COMPUTE-SANITIZER
+sanitize_native: begin first
+sanitize_native: end first
+sanitize_native: begin second
+========= Invalid __global__ read of size 4 bytes
+=========     at vsa::sm90::kernel(int)+0x70
+=========     by thread (0,0,0) in block (1,0,0)
+=========
+========= Error: Race reported between Write access at a and Read access at b [32 hazards]
+=========
+========= Target application returned an error
+========= ERROR SUMMARY: 2 errors
+"""
+
+
+def hazard(kind: str, lane: int, *places: str) -> str:
+    """As racecheck prints it: the earlier access, by ``lane`` of a warp, stands first."""
+    first, second = ("Write", "Read") if kind == "RAW" else ("Read", "Write")
+    return (
+        f"========= Error: Potential {kind} hazard detected at __shared__ 0x4 in block (0,0,0) :\n"
+        f"=========     {first} Thread ({32 + lane},0,0) at void vsa::of<T<(int)64>>(int (&)[2])+0x2 in {places[0]}\n"
+        f"=========     {second} Thread (0,0,0) at vsa::Other<(bool)1>::at() const+0x10 in {places[1]}\n"
+        "=========     Current Value : 1\n=========\n"
+    )
+
+
+def test_hazards_are_explained_by_who_comes_first():
+    elected = hazard("RAW", 0, "a.cuh:1", "b.cuh:2") + hazard("RAW", 3, "a.cuh:1", "b.cuh:2")
+    (found,) = sanitize_native.parse(elected)[0][""]
+    assert not found.explained and found.headline == "Error: 2 RAW hazards, lanes 0, 3 first"
+    assert found.details == ("first Write in vsa::of, a.cuh:1", "then Read in vsa::Other::at, b.cuh:2")
+    others = hazard("WAR", 1, "a.cuh:1", "b.cuh:2") + hazard("WAR", 31, "a.cuh:1", "b.cuh:2")
+    findings, ended = sanitize_native.parse(f"sanitize_native: begin x\n{others}sanitize_native: end x\n")
+    assert [bool(finding.explained) for finding in findings["x"]] == [True]
+    result = sanitize_native.Result("racecheck", findings, ended)
+    assert sanitize_native.clean([result], ["x"]) and "clean (1 explained)" in sanitize_native.formatted(
+        [result], ["x"]
+    )
+    cut = "========= RACECHECK SUMMARY: 20 hazards displayed (48 errors, 0 warnings)\n"
+    assert "not all were printed" in sanitize_native.parse(cut)[0][""][0].headline
+
+
+def test_what_the_sanitizer_found_is_told_by_case():
+    findings, ended = sanitize_native.parse(SANITIZED)
+    assert ended == {"first"} and set(findings) == {"second"}
+    read, race = findings["second"]
+    assert read.headline.startswith("Invalid __global__ read") and len(read.details) == 2 and not race.details
+    assert "[32 hazards]" in race.headline
+    result = sanitize_native.Result("memcheck", findings, ended)
+    table = sanitize_native.formatted([result], ["first", "second", "third"])
+    rows = {line.split()[0]: line.split(maxsplit=1)[1].strip() for line in table.splitlines()[1:4]}
+    assert rows == {"first": "clean", "second": "2 found", "third": "did not end"}
+    assert "at vsa::sm90::kernel(int)+0x70" in table
+    assert not sanitize_native.clean([result], ["first"])
+    assert sanitize_native.clean([sanitize_native.Result("memcheck", {}, ended)], ["first"])
+    assert not sanitize_native.clean([sanitize_native.Result("memcheck", {}, ended)], ["first", "third"])
+
+
+def test_sanitizer_cases_are_every_instantiation_and_form():
+    labels = [case.label for case in sanitize_native.cases()]
+    assert len(set(labels)) == len(labels)
+    static = {
+        (case.dtype, case.head_dim, case.block_size) for case in sanitize_native.cases() if case.form == "forward"
+    }
+    assert static == {(dtype, d, block) for dtype in ("bf16", "fp16") for d in sm90.HEAD_DIMS for block in (64, 128)}
+    for form in sanitize_native.BACKWARD_FORMS:
+        given = {(case.dtype, case.head_dim) for case in sanitize_native.cases() if case.form == form}
+        assert given == {(dtype, d) for dtype in ("bf16", "fp16") for d in sm90.HEAD_DIMS}
 
 
 def test_a_library_for_another_version_is_refused_before_it_is_loaded(tmp_path):

@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 from problems import random_problem
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import vsa_inductor as vsa
 from vsa_inductor import native
-from vsa_inductor.backends import capability, sm90
+from vsa_inductor.backends import capability, sm90, triton
 from vsa_inductor.backends.contract import Problem, TorchArithmetic, backward_around
 from vsa_inductor.ops import _allocate
 
@@ -77,6 +79,53 @@ def test_refusals(with_library, change, asked, supported):
 def test_the_blocks_of_the_table():
     for direction, sizes in sm90.BLOCK_SIZES.items():
         assert 64 in sizes and set(sizes) <= {64, 128}, direction
+
+
+class Recorded(TorchDispatchMode):
+    """Names of the attention operators that are called, with the backends they are told (forward, backward)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, ...]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "vsa" and "attention" in func.name():
+            self.calls.append((func.name(), *(x.partition("@")[0] for x in args if isinstance(x, str))))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "change, forward, backward",
+    [
+        ({}, "sm90", "sm90"),
+        ({"head_dim": 96}, "triton", "triton"),
+        ({"dtype": torch.float32}, "triton", "triton"),
+        ({"block_size": 128}, "sm90", "triton"),
+        ({"capability": (10, 0)}, "triton", "triton"),
+        ({"built": False}, "triton", "triton"),
+    ],
+    ids=str,
+)
+def test_fake_tensors_take_the_route_of_their_device(monkeypatch, change, forward, backward):
+    given = {"head_dim": 128, "dtype": torch.bfloat16, "block_size": 64, "capability": (9, 0), "built": True, **change}
+    monkeypatch.setattr(capability, "device_capability", lambda *args: given["capability"])
+    monkeypatch.setattr(native, "implements", lambda op: given["built"])
+    monkeypatch.setattr(triton, "_triton_version", lambda: (3, 6))
+    capability.library_changed()
+    try:
+        with warnings.catch_warnings(), FakeTensorMode(), Recorded() as recorded:
+            warnings.simplefilter("ignore")
+            tokens = 2 * given["block_size"]
+            q, k, v = (
+                torch.empty(1, 2, tokens, given["head_dim"], dtype=given["dtype"], device="cuda") for _ in range(3)
+            )
+            ids = torch.empty(1, 2, 2, 1, dtype=torch.int32, device="cuda")
+            counts = torch.empty(1, 2, 2, dtype=torch.int32, device="cuda")
+            sizes = torch.empty(2, dtype=torch.int32, device="cuda")
+            vsa.block_sparse_attention(q, k, v, ids, counts, sizes, block_size=given["block_size"])
+    finally:
+        capability.library_changed()
+    assert recorded.calls == [("vsa::attention", forward, backward)]
 
 
 def test_without_the_library_triton_runs_and_nobody_is_warned(without_library):
