@@ -6,7 +6,7 @@ import csv
 import datetime
 import json
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +35,35 @@ def measure(fn: Callable[[], Any], *, warmup_ms: int = 25, repeat_ms: int = 100)
     """Device time of `fn` in milliseconds, L2 flushed between runs (triton.testing.do_bench)."""
     times = triton.testing.do_bench(fn, warmup=warmup_ms, rep=repeat_ms, quantiles=[0.5, 0.2, 0.8])
     return Quantiles(*times)
+
+
+def measure_in_turns(
+    fns: Mapping[str, Callable[[], Any]], *, budget_ms: float = 100, rounds: int = 4
+) -> dict[str, Quantiles]:
+    """Device time in milliseconds of several functions, called already, that are to be compared.
+
+    They take turns, so that clocks and temperature favour none; L2 is flushed before every call. Each gets about
+    ``budget_ms`` in all, and at least one call a round.
+    """
+    flushed = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+
+    def calls(fn: Callable[[], Any], number: int) -> list[float]:
+        events = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(number)]
+        for start, end in events:
+            flushed.zero_()
+            start.record()
+            fn()
+            end.record()
+        torch.cuda.synchronize()
+        return [start.elapsed_time(end) for start, end in events]
+
+    numbers = {name: max(1, round(budget_ms / rounds / max(calls(fn, 2)[1], 1e-3))) for name, fn in fns.items()}
+    times: dict[str, list[float]] = {name: [] for name in fns}
+    for _ in range(rounds):
+        for name, fn in fns.items():
+            times[name] += calls(fn, min(numbers[name], 200))
+    levels = torch.tensor([0.5, 0.2, 0.8])
+    return {name: Quantiles(*torch.tensor(found).quantile(levels).tolist()) for name, found in times.items()}
 
 
 def replay(fn: Callable[[], Any]) -> Callable[[], Any]:

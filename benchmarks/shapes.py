@@ -1,4 +1,4 @@
-"""Problems the benchmarks run, and the published figures they are held against."""
+"""Problems that the benchmarks of attention run."""
 
 from __future__ import annotations
 
@@ -7,21 +7,18 @@ from typing import Any
 
 import torch
 
+from benchmarks.attention_lists import lists_named
+
 TOKENS = (4096, 8192, 16384, 32768, 65536, 131072)
 QUICK_TOKENS = (4096, 16384)
-
-# FastVideo's Triton kernels on one H200: TFLOPS on selected blocks, B1 H8 D128 bf16, 25 % density, blocks of 64.
-PEER_TFLOPS = {
-    "forward": {4096: 289, 8192: 351, 16384: 373, 32768: 379, 65536: 380, 131072: 384},
-    "backward": {4096: 224, 8192: 300, 16384: 324, 32768: 343, 65536: 352, 131072: 318},
-}
-# The same over dense cuDNN attention of the same run, where that was measured.
-PEER_OVER_DENSE = {"forward": {16384: 0.59, 32768: 0.61}, "backward": {16384: 0.59, 32768: 0.62}}
 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """One block-sparse self-attention problem; `density` is selected over all kv blocks."""
+    """One block-sparse self-attention problem; `density` is selected over all kv blocks.
+
+    `lists`: "random", or a name that attention_lists.py knows.
+    """
 
     tokens: int
     batch: int = 1
@@ -60,11 +57,13 @@ class AttentionShape:
         return [torch.randn(size, device="cuda", dtype=torch.bfloat16, generator=generator) for _ in range(count)]
 
     def block_lists(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Sorted random kv_indices, kv_num_blocks and (full) kv_block_sizes, int32 on CUDA."""
-        generator = torch.Generator("cuda").manual_seed(self.seed)
+        """Sorted kv_indices, kv_num_blocks and (full) kv_block_sizes, int32 on CUDA."""
         n = self.num_blocks
+        sizes = torch.full((n,), self.block_size, device="cuda", dtype=torch.int32)
+        if self.lists != "random":
+            return *lists_named(self.lists, self.heads, n, self.selected, self.seed), sizes
+        generator = torch.Generator("cuda").manual_seed(self.seed)
         scores = torch.rand((self.batch, self.heads, n, n), device="cuda", generator=generator)
         indices = scores.topk(self.selected, -1).indices.sort(-1).values.int()
         counts = torch.full((self.batch, self.heads, n), self.selected, device="cuda", dtype=torch.int32)
-        sizes = torch.full((n,), self.block_size, device="cuda", dtype=torch.int32)
         return indices, counts, sizes
