@@ -199,8 +199,11 @@ def _transposed(arithmetic: Arithmetic, x: Any) -> Any:
 
 def _by_token(arithmetic: Arithmetic, order: AccumulatorOrder, accum: Any, shape: Sequence[Any], block: int) -> Any:
     """The accumulator with its axes in token order: ``[B, H, N, ...]``, a view of ``[B, H, S, D]`` once it is dense."""
-    B, H, S, _ = shape
-    blocks = arithmetic.view(accum, (B, H, S // block, *order.factors))
+    B, H, S, D = shape
+    # In numbers: of an empty accumulator the factor that is left cannot be told.
+    rest = block * D // abs(math.prod(order.factors))
+    factors = (rest if factor == -1 else factor for factor in order.factors)
+    blocks = arithmetic.view(accum, (B, H, S // block, *factors))
     return arithmetic.permute(blocks, (0, 1, 2, *(3 + axis for axis in order.permutation)))
 
 
