@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,9 +17,11 @@ import pytest
 
 from tests.ptx_emulator import Device, Options, load
 from tests.ptx_emulator.compile import compile_cuda, nvcc
+from tests.ptx_emulator.errors import EmulatorError
 from tests.ptx_emulator.formats import decode, encode
 from tests.ptx_emulator.launch import Module, Report
 from tests.ptx_emulator.memory import Buffer
+from tests.ptx_emulator.mutants.drops import drops
 
 CSRC = Path(__file__).resolve().parents[1] / "csrc"
 TILE = 64
@@ -52,8 +55,11 @@ class Variant:
     def block(self) -> int:
         return TILE * self.sub_blocks
 
+    # The kernel with a fault, in place of the compiled one.
+    fault: Module | None = field(default=None, compare=False)
+
     def module(self) -> Module:
-        return compiled(self)
+        return self.fault or compiled(self)
 
 
 @functools.lru_cache
@@ -251,3 +257,43 @@ def test_consumer_that_waits_for_a_late_tile(schedule: str) -> None:
 def test_many_windows(v: Variant) -> None:
     """Lists over several windows and items, sparse enough that consumers fall a ring apart."""
     check(v, Problem([[random_lists(7, 110, 9, 3)]], [FULL] * 110))
+
+
+def test_items_of_every_shape_in_one_block() -> None:
+    """Turns go on from item to item: whole, odd and empty ones, and a head's last with a single q tile."""
+    lists = [[0, 1, 2, 3], [4, 5, 6, 7], [0], [], [], [], [2, 3, 5], [2, 3, 4, 5, 6], [1, 7]]
+    check(Variant(head_dim=64), Problem([[lists, lists[::-1]]], [FULL, FULL, 5, FULL, FULL, FULL, FULL, 60]))
+
+
+# A wait, a turn or a fence between proxies that is left out must be found, whatever the result then is.
+FAULTS = ("drop mbarrier wait", "drop wgmma wait", "drop proxy fence", "drop block barrier")
+
+
+def faults(v: Variant) -> Iterator[tuple[str, Variant]]:
+    """(fault and where, the kernel with it)."""
+    parsed = compiled(v).parsed
+    (name,) = parsed.kernels
+    kernel = parsed.kernels[name]
+    for instruction in kernel.instructions:
+        for mutation in drops(kernel, instruction):
+            if mutation.kind in FAULTS:
+                changed = Module(replace(parsed, kernels={name: mutation.apply(kernel)}))
+                yield f"{mutation.kind}: {instruction.where()}", replace(v, fault=changed)
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_single_faults_are_found(part: int) -> None:
+    """Tiles of both consumers of an item: each turn that there is, and more records than are in flight."""
+    v = Variant(head_dim=64)
+    counts = [(1, 2), (1, 0), (2, 1), (1, 3), (0, 0), (0, 2), (2, 2), (0, 1), (1, 0), (4, 5), (3, 1)]
+    lists = [list(range(i % 3, i % 3 + n)) for i, pair in enumerate(counts) for n in pair]
+    problem = Problem([[lists]], [FULL, 40, FULL, 7, FULL, FULL, 1, FULL])
+    limit = check(v, problem).instructions
+    missed = []
+    for fault, faulty in list(faults(v))[part::3]:
+        try:
+            check(faulty, problem, options=replace(STRICT, max_instructions=3 * limit))
+        except (EmulatorError, AssertionError):
+            continue
+        missed.append(fault)
+    assert not missed

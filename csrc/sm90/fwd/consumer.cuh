@@ -29,34 +29,42 @@ class Consumer {
 
  public:
   __device__ Consumer(const AttentionForwardParams& params, SharedStorage<Traits>& shared, int consumer, int thread)
-      : params_(params), shared_(shared), consumer_(consumer), thread_(thread), reader_(shared, consumer) {}
+      : params_(params),
+        shared_(shared),
+        consumer_(consumer),
+        thread_(thread),
+        items_(params),
+        reader_(shared, consumer, items_.of_this_block()) {}
 
+  // Turn t finishes round t - 1 and begins round t, through all items.
   __device__ void run() {
-    const WorkItems<Traits> items(params_);
-    load_queries(items, blockIdx.x);
+    load_queries(number_);
     if (consumer_ != 0) pass_turn();
-    for (int number = blockIdx.x; number < items.count; number += gridDim.x) {
-      const WorkItem<Traits> item = items.decode(params_, number);
-      const int following = number + gridDim.x;
-      reader_.begin_item();
-      float rO[kOutValues] = {};
-      OnlineSoftmax softmax;
-      attend(rO, softmax, following >= items.count);
-      load_queries(items, following);  // on their way while the results of this item are stored
-      if (consumer_ >= items.active(item)) continue;
-      softmax.finish();
-      const int64_t first_row = (int64_t{item.row} * items.q_tiles + item.q_tile + consumer_) * kTile;
-      store_tile<Traits>(params_, rO, softmax, first_row, thread_);
+    Out rO = {};
+    Probabilities rP;
+    OnlineSoftmax softmax;
+    Step step{{0}, {0}, false, false};
+    Step next = reader_.next();
+    while (!step.over) {
+      take_turn();
+      Step following;
+      if (step.is_whole() && next.is_whole()) {
+        following = turn<2, 2>(rO, rP, softmax, step, next);
+      } else {
+        following = uneven_turn(rO, rP, softmax, step, next);
+      }
+      step = next;
+      next = following;
     }
   }
 
  private:
   // Q of this consumer in item `number`, if there is one, straight from global memory: once an item, and without a tile
   // of shared memory that would be a stage less for K and V.
-  __device__ __forceinline__ void load_queries(const WorkItems<Traits>& items, int number) {
-    if (number >= items.count) return;
-    const WorkItem<Traits> item = items.decode(params_, number);
-    if (consumer_ >= items.active(item)) return;
+  __device__ __forceinline__ void load_queries(int number) {
+    if (number >= items_.count) return;
+    const WorkItem<Traits> item = items_.decode(params_, number);
+    if (consumer_ >= items_.active(item)) return;
     const int lane = thread_ % kWarp;
     const int64_t row = (item.q_tile + consumer_) * kTile + thread_ / kWarp * 16 + lane / 4;
     const T* rows = static_cast<const T*>(params_.q) + item.batch * params_.q_strides[0] +
@@ -155,88 +163,90 @@ class Consumer {
     for (int tile = 0; tile < kTiles; ++tile) pack_operand<T>(rP[tile], rS[tile]);
   }
 
-  // Probabilities of a step, and O corrected to its maxima. Passes the turn.
-  template <int kTiles>
-  __device__ __forceinline__ void begin(Out& rO, Probabilities& rP, OnlineSoftmax& softmax, const Step& step) {
-    Scores<kTiles> rS;
-    await_keys<kTiles>(step);
-    issue_keys<kTiles>(rS, step);
-    pass_turn();
-    Maxima highest = look<kTiles - 1>(rS[0], step.first);
-    if constexpr (kTiles == 2) highest = highest.with(look<0>(rS[1], step.second));
-    const bool corrected = softmax.raise(highest, params_.sm_scale_log2);
-    softmax.exponentiate(rS, params_.sm_scale_log2);
-    softmax.absorb(corrected);
-    if (corrected) softmax.correct(rO);
-    pack<kTiles>(rP, rS);
+  // The end of an item: its results, and nothing accumulated.
+  __device__ __forceinline__ void end_item(Out& rO, OnlineSoftmax& softmax) {
+    const WorkItem<Traits> item = items_.decode(params_, number_);
+    if (consumer_ < items_.active(item)) {
+      softmax.finish();
+      const int64_t first_row = (int64_t{item.row} * items_.q_tiles + item.q_tile + consumer_) * kTile;
+      store_tile<Traits>(params_, rO, softmax, first_row, thread_);
+    }
+#pragma unroll
+    for (int i = 0; i < kOutValues; ++i) rO[i] = 0.0f;
+    number_ += gridDim.x;
   }
 
-  template <int kTiles>
-  __device__ __forceinline__ void finish(Out& rO, const Probabilities& rP, const Step& step) {
-    await_values<kTiles>(step);
-    issue_values<kTiles>(rO, rP, step);
-    ptx::wait_products<0>();
-    ptx::hold_registers(rO);
-    release_values<kTiles>(step);
-  }
-
-  // finish(step) and begin(next) at a time, both whole. Returns the step after `next`. The reader advances where it
-  // does because a branch keeps ptxas from scheduling the wait for the products with V ahead of the exponentials that
-  // are to overlap them.
-  __device__ __forceinline__ Step finish_and_begin(Out& rO, Probabilities& rP, OnlineSoftmax& softmax, const Step& step,
-                                                   const Step& next) {
-    Scores<kStepTiles> rS;
-    await_keys<kStepTiles>(next);
-    issue_keys<kStepTiles>(rS, next);
-    await_values<kStepTiles>(step);
-    issue_values<kStepTiles>(rO, rP, step);
-    pass_turn();
+  // Finishes `step`, of kFinish tiles, and begins `next`, of kBegin: O += P V of the one, S and the probabilities of
+  // the other. Passes the turn once products are issued. Returns the step after `next`.
+  //
+  // The reader advances where it does because a branch keeps ptxas from scheduling the wait for the products with V
+  // ahead of the exponentials that are to overlap them.
+  template <int kFinish, int kBegin>
+  __device__ __forceinline__ Step turn(Out& rO, Probabilities& rP, OnlineSoftmax& softmax, const Step& step,
+                                       const Step& next) {
+    constexpr int kAfterKeys = kFinish > 0 ? 1 : 0;  // groups of products
+    Scores<kBegin == 2 ? 2 : 1> rS;
+    if constexpr (kBegin > 0) {
+      await_keys<kBegin>(next);
+      issue_keys<kBegin>(rS, next);
+    }
+    if constexpr (kFinish > 0) {
+      await_values<kFinish>(step);
+      issue_values<kFinish>(rO, rP, step);
+    }
+    if (kBegin > 0 || !next.over || consumer_ == 0) pass_turn();  // to someone who will take it
     const Step following = reader_.take();
-    const Maxima first = look<2>(rS[0], next.first);
-    const bool corrected = softmax.raise(first.with(look<1>(rS[1], next.second)), params_.sm_scale_log2);
-    softmax.exponentiate(rS, params_.sm_scale_log2);
-    ptx::hold_registers(
-        softmax.fresh);  // before the branch, behind which they would not be in the shadow of exponentials
-    softmax.absorb(corrected);
+    OnlineSoftmax begun = step.ends ? OnlineSoftmax{} : softmax;
+    bool corrected = false;
+    if constexpr (kBegin > 0) {
+      Maxima highest = look<kAfterKeys + kBegin - 1>(rS[0], next.first);
+      if constexpr (kBegin == 2) highest = highest.with(look<kAfterKeys>(rS[1], next.second));
+      corrected = begun.raise(highest, params_.sm_scale_log2);
+      begun.exponentiate(rS, params_.sm_scale_log2);
+      ptx::hold_registers(begun.fresh);  // here, and not behind the branch, they are in the shadow of exponentials
+      begun.absorb(corrected);
+    }
     reader_.advance();
-    ptx::wait_products<0>();
-    ptx::hold_registers(rO);
-    ptx::hold_registers(rS[0]);  // packing them overwrites the operand of the products that have just ended
-    ptx::hold_registers(rS[1]);
-    release_values<kStepTiles>(step);
-    if (corrected) softmax.correct(rO);
-    pack<kStepTiles>(rP, rS);
+    // Products with the present ones are over. On their way while this item ends.
+    if (next.ends) load_queries(number_ + (step.ends ? 2 : 1) * gridDim.x);
+    if constexpr (kFinish > 0) {
+      ptx::wait_products<0>();
+      ptx::hold_registers(rO);
+      // Packing them overwrites the operand of the products that have just ended.
+      if constexpr (kBegin > 0) ptx::hold_registers(rS[0]);
+      if constexpr (kBegin == 2) ptx::hold_registers(rS[1]);
+      release_values<kFinish>(step);
+    }
+    if (step.ends) {
+      end_item(rO, softmax);
+    } else if (corrected) {
+      begun.correct(rO);
+    }
+    softmax = begun;
+    if constexpr (kBegin > 0) pack<kBegin>(rP, rS);
     return following;
   }
 
-  // One item, in one turn more than it has rounds: turn t finishes round t - 1 and begins round t.
-  __device__ __forceinline__ void attend(Out& rO, OnlineSoftmax& softmax, bool is_last) {
-    Probabilities rP;
-    Step step{{0}, {0}, false};
-    Step next = reader_.next();
-    while (true) {
-      take_turn();
-      if (step.is_whole() && next.is_whole()) {
-        const Step following = finish_and_begin(rO, rP, softmax, step, next);
-        step = next;
-        next = following;
-        continue;
-      }
-      if (step.is_whole()) {
-        finish<2>(rO, rP, step);
-      } else if (!step.is_empty()) {
-        finish<1>(rO, rP, step);
-      }
-      if (next.is_whole()) {
-        begin<2>(rO, rP, softmax, next);
-      } else if (!next.is_empty()) {
-        begin<1>(rO, rP, softmax, next);
-      } else if (!(next.ended && is_last && consumer_ != 0)) {
-        pass_turn();  // to someone who will take it
-      }
-      if (next.ended) return;
-      step = next;
-      next = reader_.next();
+  // Of other numbers of tiles: at the start, where lists end, and for a consumer without a q tile.
+  __device__ __forceinline__ Step uneven_turn(Out& rO, Probabilities& rP, OnlineSoftmax& softmax, const Step& step,
+                                              const Step& next) {
+    switch (step.tiles() * 3 + next.tiles()) {
+      case 0 * 3 + 0:
+        return turn<0, 0>(rO, rP, softmax, step, next);
+      case 0 * 3 + 1:
+        return turn<0, 1>(rO, rP, softmax, step, next);
+      case 0 * 3 + 2:
+        return turn<0, 2>(rO, rP, softmax, step, next);
+      case 1 * 3 + 0:
+        return turn<1, 0>(rO, rP, softmax, step, next);
+      case 1 * 3 + 1:
+        return turn<1, 1>(rO, rP, softmax, step, next);
+      case 1 * 3 + 2:
+        return turn<1, 2>(rO, rP, softmax, step, next);
+      case 2 * 3 + 0:
+        return turn<2, 0>(rO, rP, softmax, step, next);
+      default:
+        return turn<2, 1>(rO, rP, softmax, step, next);
     }
   }
 
@@ -244,6 +254,8 @@ class Consumer {
   SharedStorage<Traits>& shared_;
   const int consumer_;
   const int thread_;  // of the warpgroup
+  const WorkItems<Traits> items_;
+  int number_ = blockIdx.x;  // of the item whose results are accumulated
   StepReader<Traits> reader_;
   uint32_t rQ_[kScoreProducts][4];
 };

@@ -8,20 +8,22 @@
 // ascend as a whole is still walked entry by entry, in order, and right, just in more steps. Tiles without keys are
 // dropped here: no one else meets one.
 //
-// Why nobody waits in a circle, and no parity deceives. Turn t of an item (consumer.cuh) uses V of round t - 1 and K of
-// round t, a round has at most kConsumers * kStepTiles tiles, and turns are strictly in order: t of consumer 0, t of
-// consumer 1, t + 1 of consumer 0. So when a turn looks at its tiles, both consumers have had the products with K of
-// rounds before t and with V of rounds before t - 1: what stood in the stages before is used, and is being released
-// without further waits. All that stood there has landed, so each full barrier is in the phase that is looked for, or
-// has completed it; a parity could not tell the phase from the one before the last.
+// Why nobody waits in a circle, and no parity deceives. Turn t (consumer.cuh) uses V of round t - 1 and K of round t,
+// rounds counted through all items; a round has at most kConsumers * kStepTiles tiles, and turns are strictly in order:
+// t of consumer 0, t of consumer 1, t + 1 of consumer 0. So when a turn looks at its tiles, both consumers have had the
+// products with K of rounds before t and with V of rounds before t - 1: what stood in the stages before is used, and is
+// being released without further waits. All that stood there has landed, so each full barrier is in the phase that is
+// looked for, or has completed it; a parity could not tell the phase from the one before the last.
 //
-// A consumer that waits for record r has had its turn with the rounds of records before; the other one's turns with
-// them need nothing of it. So loaders get through records before r - 1 at least, and r - kRecords is written over in
-// time.
+// In turn t a consumer may wait for record r, of round t + 2. The records before it have a round each at least, so
+// record r - kRecords has rounds up to t - 2; what they replace in the rings is of rounds up to t - 3, which both
+// consumers have released in turns up to t - 2, and the other one has passed turn t - 1. So the loaders get through
+// record r - kRecords, and record r is written.
 #pragma once
 
 #include <climits>
 
+#include "../../ptx/prefetch.cuh"
 #include "../../ptx/warp.cuh"
 #include "traits.cuh"
 
@@ -51,6 +53,7 @@ class Scheduler {
 
   __device__ void run() {
     const WorkItems<Traits> items(params_);
+    prefetch(items);
     for (int number = blockIdx.x; number < items.count; number += gridDim.x) {
       const WorkItem<Traits> item = items.decode(params_, number);
 #pragma unroll
@@ -71,6 +74,18 @@ class Scheduler {
  private:
   static constexpr int kNone = INT_MAX;
   static constexpr int kBoth = kConsumers;  // the queue of tiles that both list
+
+  // The first copy waits for three loads that depend on each other: a count, ids, their sizes. All of them are fetched
+  // into L2 at once, as far as the first lanes' lines reach.
+  __device__ void prefetch(const WorkItems<Traits>& items) const {
+    constexpr int kLine = 32;  // ints
+    const WorkItem<Traits> item = items.decode(params_, blockIdx.x);
+    const int block = item.q_tile / Traits::kSubBlocks;
+    const int64_t list = int64_t{item.row} * params_.Nq + block;
+    if (lane_ < kConsumers && block + lane_ < params_.Nq)
+      ptx::prefetch(params_.kv_indices + (list + lane_) * params_.M);
+    if (lane_ * kLine < params_.Nkv) ptx::prefetch(params_.kv_block_sizes + lane_ * kLine);
+  }
 
   // The next tiles of a list, one a lane, kNone behind them: a run of ascending ones.
   __device__ int next_tile(const ListCursor& list) const {
@@ -191,7 +206,8 @@ class Scheduler {
     }
     if (lane == 0) {
       record.num_loads = count;
-      record.num_rounds = (both + pairs + rest + kStepTiles - 1) / kStepTiles;
+      // An item without tiles has a round too, which ends it.
+      record.num_rounds = max((both + pairs + rest + kStepTiles - 1) / kStepTiles, 1);
       record.last = last;
     }
     ptx::arrive_warp(shared_.record_full[ring_.stage]);
@@ -212,30 +228,25 @@ class Scheduler {
   uint32_t key_slot_ = 0, value_slot_ = 0;  // of the next tile in the rings
 };
 
-// What a consumer does in a round. Tiles are none where it has nothing to do; then `ended` may say that there are no
-// more rounds in the item.
+// What a consumer does in a round, of no, one or two tiles.
 struct Step {
   Entry first, second;
-  bool ended;
+  bool ends;  // the item
+  bool over;  // not a round: the last item has ended
 
-  __device__ bool is_empty() const { return first.is_none(); }
+  __device__ int tiles() const { return first.is_none() ? 0 : second.is_none() ? 1 : 2; }
   __device__ bool is_whole() const { return !second.is_none(); }
 };
 
-// A consumer's way through the rounds, item after item. Whole warps call it.
+// A consumer's way through the rounds of all items of its block. Whole warps call it.
 template <typename Traits>
 class StepReader {
  public:
-  __device__ StepReader(SharedStorage<Traits>& shared, int consumer) : shared_(shared), consumer_(consumer) {}
+  __device__ StepReader(SharedStorage<Traits>& shared, int consumer, int items)
+      : shared_(shared), consumer_(consumer), items_(items) {}
 
-  // Before the first `next` of every item.
-  __device__ void begin_item() {
-    open_record();
-    advance();
-  }
-
-  // The next step of the item; one that has ended after the last.
   __device__ Step next() {
+    if (count_ == 0) open_record();
     const Step step = take();
     advance();
     return step;
@@ -243,18 +254,17 @@ class StepReader {
 
   // The two halves of `next`: the step, and what the one after it needs.
   __device__ Step take() {
-    if (ended_) return {{0}, {0}, true};
+    if (items_ == 0) return {{0}, {0}, false, true};
     const Entry* step = shared_.records[ring_.stage].entries[consumer_] + at_ * kStepTiles;
     ++at_;
-    return {step[0], step[1], false};
+    return {step[0], step[1], last_ && at_ == count_, false};
   }
   __device__ void advance() {
-    while (at_ == count_ && !ended_) {
-      ended_ = last_;
-      ptx::arrive_warp(shared_.record_empty[ring_.stage]);
-      ring_.advance();
-      if (!ended_) open_record();
-    }
+    if (at_ != count_ || items_ == 0) return;
+    ptx::arrive_warp(shared_.record_empty[ring_.stage]);
+    ring_.advance();
+    if (last_) --items_;
+    if (items_ != 0) open_record();
   }
 
  private:
@@ -263,16 +273,15 @@ class StepReader {
     ptx::wait(shared_.record_full[ring_.stage], ring_.parity);
     at_ = 0;
     count_ = record.num_rounds;
-    ended_ = false;
     last_ = record.last != 0;
   }
 
   SharedStorage<Traits>& shared_;
   const int consumer_;
+  int items_;  // that have not ended
   ptx::RingPosition<kRecords> ring_;
   uint32_t at_ = 0, count_ = 0;
-  bool last_ = false;   // the open record is
-  bool ended_ = false;  // the item has
+  bool last_ = false;  // the open record is, of its item
 };
 
 }  // namespace vsa::sm90::fwd

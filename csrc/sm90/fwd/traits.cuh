@@ -145,6 +145,11 @@ struct WorkItems {
         groups((q_tiles + kConsumers - 1) / kConsumers),
         count(params.B * params.Hq * groups) {}
 
+  // How many this block has: blockIdx.x, blockIdx.x + gridDim.x, ...
+  __device__ int of_this_block() const {
+    return (count - static_cast<int>(blockIdx.x) - 1) / static_cast<int>(gridDim.x) + 1;
+  }
+
   // Consumers of an item that have a q tile: all but in the last group of a head.
   __device__ int active(const WorkItem<Traits>& item) const { return min(q_tiles - item.q_tile, kConsumers); }
 
