@@ -32,6 +32,7 @@ CSRC = Path(__file__).resolve().parents[1] / "csrc"
 BLOCK = 64
 WARPGROUP = 128
 CONSUMERS = 2
+PAIRING_GROUP = 128
 LOG2_E = math.log2(math.e)
 KERNELS = """
 #include <cstddef>
@@ -48,7 +49,9 @@ __device__ int dkdv_numbers[] = {{Dkdv::kThreads, Dkdv::kSharedBytes}};
 using Dq = DqTraits<{element}, {head_dim}>;
 template __global__ void vsa::sm90::bwd::dq_kernel<Dq>(const __grid_constant__ Params);
 __device__ int dq_numbers[] = {{Dq::kThreads, Dq::kSharedBytes}};
+static_assert(kPairingGroup == 128, "the test has its own number");
 __device__ int prepare_numbers[] = {{kPrepareThreads, 0}};
+__device__ int order_numbers[] = {{kPrepareThreads, 0}};
 // {headers}
 """
 ELEMENTS = {torch.bfloat16: ("bf16", "__nv_bfloat16"), torch.float16: ("f16", "__half")}
@@ -257,14 +260,17 @@ class Launch:
         )
 
     def prepare(self, ordered: bool) -> None:
-        """Zeros for dq; the order of work items where it is asked for."""
+        """Zeros for dq; pairs of kv blocks and their order where they are asked for."""
         self.dq = self.device.empty(self.problem.q.shape, np.float32)
         self.set("dq_accum", self.dq)
-        rows = self.heads // self.problem.q.shape[1] * self.kv_heads if ordered else 0
+        rows = self.heads // self.problem.q.shape[1] * self.kv_heads
+        pairing = rows * -(-self.num_kv // PAIRING_GROUP) if ordered else 0
         if ordered:
-            self.order = self.device.empty(self.items, np.int32)
-            self.set("workspace", self.order)
-        self.run("prepare", rows + 2, None, np.int32(rows), np.int64(self.dq.array.size // 4))
+            self.schedule = self.device.empty(5 * self.items, np.int32)
+            self.set("workspace", self.schedule)
+        self.run("prepare", pairing + 2, None, np.int32(pairing), np.int64(self.dq.array.size // 4))
+        if ordered:
+            self.run("order", rows, None)
 
     def dkdv(self, options: Options | None = None) -> Report:
         return self.run("dkdv", self.items, options)
@@ -368,21 +374,28 @@ def test_every_ring_wraps() -> None:
 
 
 def test_batches_grouped_heads_and_order() -> None:
-    """Two query heads to a kv head, two batches; work items from the longest lists to the shortest."""
+    """Two query heads to a kv head, two batches; kv blocks paired by what their lists share, costly items first."""
     problem = make_problem(random_lists(4, 3, 5, 2), [BLOCK, 5, BLOCK, 0, BLOCK], torch.float16, 64, kv_heads=2)
     of = kernels(torch.float16, 64)
     check(of, problem, ordered=True)
     launch = Launch(of, problem)
     launch.prepare(ordered=True)
-    listed = torch.zeros(2, 4, 5)
+    # [batch * kv heads, kv block, query head * q block]
+    listed = torch.zeros(2, 4, 5, 3)
     for at in np.ndindex(2, 4, 3):
-        listed[at[0], at[1], problem.kv_indices[at][: problem.kv_num_blocks[at]].long()] += 1
-    listed = (listed * (problem.kv_block_sizes > 0)).view(2, 2, 2, 5).sum(2)
-    lengths = torch.nn.functional.pad(listed, (0, 1)).view(4, 3, 2).sum(-1)
-    order = torch.from_numpy(launch.order.array.copy()).view(4, 3)
-    assert (order.sort(-1).values == torch.arange(12).view(4, 3)).all()
-    ordered = lengths.flatten()[order.long()]
-    assert (ordered[:, 1:] <= ordered[:, :-1]).all()
+        listed[at[0], at[1], problem.kv_indices[at][: problem.kv_num_blocks[at]].long(), at[2]] = 1
+    listed = (listed * (problem.kv_block_sizes > 0)[:, None]).view(2, 2, 2, 5, 3).transpose(2, 3).reshape(4, 5, 6)
+    pairs = torch.from_numpy(launch.schedule.array.copy())[: 2 * launch.items].view(4, 3, 2)
+    for row, items in zip(listed, pairs.tolist(), strict=True):
+        assert sorted(block for item in items for block in item) == [-1, 0, 1, 2, 3, 4]
+        common = row @ row.T
+        costs = []
+        for a, b in items:
+            costs.append(2 * int(row[a].sum()) + (2 * int(row[b].sum()) - int(common[a, b]) if b >= 0 else 0))
+        assert costs == sorted(costs, reverse=True)
+        # The best pair of all is one of them.
+        best = common.fill_diagonal_(-1).max()
+        assert best == max(common[a, b] for a, b in items if b >= 0)
 
 
 def test_without_dq() -> None:

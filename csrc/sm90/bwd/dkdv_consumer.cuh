@@ -16,8 +16,7 @@
 
 namespace vsa::sm90::bwd {
 
-// What a thread needs of a vector over the 64 queries: those of its columns. Read before the wait for the products that
-// it belongs to, since shared memory answers late while they are under way.
+// What a thread needs of a vector over the 64 queries: those of its columns.
 __device__ __forceinline__ void load_columns(float2 (&columns)[kBlock / 8], const float* vector, int thread) {
 #pragma unroll
   for (int j = 0; j < kBlock / 8; ++j) columns[j] = *reinterpret_cast<const float2*>(vector + 8 * j + thread % 4 * 2);
@@ -87,7 +86,7 @@ __device__ void consume(const AttentionBackwardParams& params, typename Traits::
                         int thread) {
   using T = typename Traits::T;
   constexpr int kHeadDim = Traits::kHeadDim;
-  const int size = consumer < shared.item.blocks ? params.kv_block_sizes[shared.item.kv_block + consumer] : 0;
+  const int size = consumer < shared.item.blocks ? params.kv_block_sizes[shared.item.kv.block[consumer]] : 0;
   const uint8_t* sK = shared.sK[consumer];
   const uint8_t* sV = shared.sV[consumer];
 
@@ -98,33 +97,47 @@ __device__ void consume(const AttentionBackwardParams& params, typename Traits::
   if (size < kBlock) {
     if (consumer < shared.item.blocks) {
       clear_tile_rows<Traits::kBoxes>(shared.sK[consumer], size, thread);
+      // Else products of the Reducer alone read it, behind the Publisher's fence.
+      if constexpr (!Traits::kKeysInRegisters) ptx::fence_async_shared();
     }
     __syncwarp();
     ptx::sync_named<kWarpgroup>(1 + consumer);
   }
   ptx::wait(shared.full_v, 0);
+  uint32_t rK[kHeadDim / kDepth][4], rV[kHeadDim / kDepth][4];
+  if (Traits::kKeysInRegisters && consumer < shared.item.blocks) {
+    __syncwarp();
+    load_fragments<kHeadDim>(rK, sK, thread);
+    load_fragments<kHeadDim>(rV, sV, thread);
+  }
+  // Of the item's keys or values with a row block.
+  const auto multiply_keys = [&](float (&d)[32], const uint32_t (&fragments)[kHeadDim / kDepth][4], const uint8_t* a,
+                                 const uint8_t* b) {
+    if constexpr (Traits::kKeysInRegisters) {
+      multiply_rows<T, kHeadDim>(d, fragments, b);
+    } else {
+      multiply_rows<T, kHeadDim>(d, a, b);
+    }
+  };
 
   ptx::RingPosition<Traits::kStages> ring;
   uint32_t turn = 0;  // own steps: the slot and its parity in one register
-  int next = 0;       // who wants the next stage; 0: not known
   for (;; ring.advance()) {
     ptx::wait(shared.full[ring.stage], ring.parity);
-    const int sets = shared.sWanted[ring.stage];
-    const int wanted = next != 0 ? next : sets & kBothConsumers;
+    const int wanted = shared.sWanted[ring.stage];
     if (wanted == 0) break;
-    next = sets >> kConsumers;
     if (wanted >> consumer & 1) {
       uint32_t rP[4][4], rDs[4][4];
       __syncwarp();  // lanes left the waits one by one
       {
         float rS[32];
         ptx::fence_products();
-        multiply_rows<T, kHeadDim>(rS, sK, shared.sQ[ring.stage]);
+        multiply_keys(rS, rK, sK, shared.sQ[ring.stage]);
         ptx::commit_products();
-        float2 lse[kBlock / 8];
-        load_columns(lse, shared.sLse[ring.stage], thread);
         ptx::wait_products<0>();
         ptx::hold_registers(rS);
+        float2 lse[kBlock / 8];
+        load_columns(lse, shared.sLse[ring.stage], thread);
         exponentiate<T>(rP, rS, lse, params.sm_scale_log2);
       }
       if (size < kBlock) clear_rows(rP, size, thread);
@@ -134,14 +147,14 @@ __device__ void consume(const AttentionBackwardParams& params, typename Traits::
         uint32_t rProbabilities[4][4];
         copy_registers(rProbabilities, rP);
         ptx::fence_products();
-        multiply_rows<T, kHeadDim>(rDp, sV, shared.sDout[ring.stage]);
+        multiply_keys(rDp, rV, sV, shared.sDout[ring.stage]);
         ptx::commit_products();
         accumulate_rows<T, kHeadDim>(rDv, rP, shared.sDout[ring.stage]);
         ptx::commit_products();
-        float2 delta[kBlock / 8];
-        load_columns(delta, shared.sDelta[ring.stage], thread);
         ptx::wait_products<1>();
         ptx::hold_registers(rDp);
+        float2 delta[kBlock / 8];
+        load_columns(delta, shared.sDelta[ring.stage], thread);
         differentiate<T>(rDs, rProbabilities, rDp, delta);
       }
       if (size < kBlock) clear_rows(rDs, size, thread);
@@ -168,7 +181,8 @@ __device__ void consume(const AttentionBackwardParams& params, typename Traits::
 
   const DkdvItem item = shared.item;  // read here, so that it takes no registers from the loop
   if (consumer >= item.blocks) return;
-  const int64_t row_block = (int64_t{item.batch} * params.Hkv + item.kv_head) * params.Nkv + item.kv_block + consumer;
+  const int64_t row_block =
+      (int64_t{item.batch} * params.Hkv + item.kv_head) * params.Nkv + shared.item.kv.block[consumer];
   const int64_t start = row_block * kBlock * kHeadDim;
   store_rows<T, kHeadDim>(static_cast<T*>(params.dk) + start, rDk, params.sm_scale, size, thread);
   store_rows<T, kHeadDim>(static_cast<T*>(params.dv) + start, rDv, 1, size, thread);

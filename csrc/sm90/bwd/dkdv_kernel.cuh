@@ -1,11 +1,12 @@
-// The fused backward kernel: dk and dv of two neighbouring kv blocks of a (batch, kv head), and their share of dq.
+// The fused backward kernel: dk and dv of two kv blocks of a (batch, kv head), and their share of dq.
 //
 //   sK, sV       [2 kv blocks][64, D]  resident
 //   sQ, sDout    [stages][64, D]       one q block of the union of the two lists; sLse, sDelta [stages][64]
 //   sDs          [2 consumers][slots][64 keys, 64 queries]
 //   sDq          [4 warps][pieces][16 queries, 64 columns] fp32
 //
-//   Producer    K, V;  Q, dO, lse, delta ---------> full[stage]            waits empty[stage]
+//   Scheduler   steps of the walk to sPlan -------> planned[step]          waits empty[stage]
+//   Producer    K, V;  Q, dO, lse, delta ---------> full[stage]
 //   Consumer c  S -> P;  dP, dv;  dS to sDs ------> full_ds[c][slot];  dk ---------------> empty[stage]
 //   Publisher   proxy fence ----------------------> visible_ds[c][slot]
 //   Reducer     dq = sum over c of dS K ----------> empty_ds[c][slot];  dq to sDq -------> full_dq[warp][piece]
@@ -13,8 +14,8 @@
 //
 // What the async proxy reads of generic writes is fenced by the Publisher and the Drainer, single threads behind the
 // barrier that the writers arrive at: in the writers' own time those fences cost 5 % of the Consumers' and 31 % of the
-// Reducer's (NOTES.md). The Producer tells everybody the steps of the walk through sPlan (planned[]): a stage is gone
-// before the Reducer comes to it.
+// Reducer's (NOTES.md). Everybody learns the steps of the walk from sPlan: a stage is gone before the Reducer comes to
+// it.
 #pragma once
 
 #include "../../ptx/registers.cuh"
@@ -29,7 +30,7 @@ __device__ __forceinline__ void init_barriers(typename Traits::Shared& shared) {
   ptx::init_barrier(shared.full_k, 1);
   ptx::init_barrier(shared.full_v, 1);
   for (int stage = 0; stage < Traits::kStages; ++stage) {
-    ptx::init_barrier(shared.full[stage], 1);
+    ptx::init_barrier(shared.full[stage], 2);
     ptx::init_barrier(shared.empty[stage], kConsumers * kWarpsOfGroup);
   }
   for (int c = 0; c < kConsumers; ++c) {
@@ -59,8 +60,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
 
   if (threadIdx.x == 0) {
     init_barriers<Traits>(shared);
-    const int* order = static_cast<const int*>(params.workspace);  // prepare.cuh
-    shared.item = dkdv_item(params, order == nullptr ? blockIdx.x : order[blockIdx.x]);
+    shared.item = dkdv_item(params, blockIdx.x, static_cast<const KvPair*>(params.workspace));  // prepare.cuh
   }
   __syncthreads();
 
@@ -68,7 +68,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     ptx::shrink_registers<Traits::kProducerRegisters>();
     const int warp = thread / kWarp;
     const int lane = thread % kWarp;
-    if (warp == 0 && lane == 0) produce<Traits>(params, shared, shared.item);
+    if (warp == Traits::kSchedulerWarp && lane == 0) schedule<Traits>(params, shared, shared.item);
+    if (warp == Traits::kProducerWarp) produce<Traits>(params, shared, shared.item, lane);
     if constexpr (Traits::kWithDq) {
       if (warp == Traits::kDrainerWarp && lane < kWarpsOfGroup) drain<Traits>(params, shared, lane);
       if (warp == Traits::kPublisherWarp && lane < kConsumers) publish_ds<Traits>(shared, lane);

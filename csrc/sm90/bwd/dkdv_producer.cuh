@@ -1,60 +1,87 @@
-// The Producer of the fused kernel, one thread: K and V of the item, then Q, dO, lse and delta of each q block of the
-// union of its lists.
+// The Scheduler of the fused kernel, one thread: which q block is next, and who wants it. And its Producer, one warp: K
+// and V of the item, then Q, dO, lse and delta of each step.
 #pragma once
 
-#include "../../ptx/bulk.cuh"
-#include "../../ptx/bulk_reduce.cuh"
+#include "../../ptx/warp.cuh"
 #include "dkdv_item.cuh"
 #include "loads.cuh"
 
 namespace vsa::sm90::bwd {
 
+// Plans a step once its stage is empty, so that the ring of stages bounds how far the plan is ahead of everybody.
 template <typename Traits>
-__device__ void produce(const AttentionBackwardParams& params, typename Traits::Shared& shared, const DkdvItem& item) {
+__device__ void schedule(const AttentionBackwardParams& params, typename Traits::Shared& shared, const DkdvItem& item) {
+  ptx::RingPosition<Traits::kStages> ring;
+  ptx::RingPosition<Traits::kPlanSteps> plan;
+  const auto announce = [&](const Step& step) {
+    ptx::wait(shared.empty[ring.stage], ring.parity ^ 1);
+    shared.sPlan[plan.stage] = step;
+    ptx::arrive(shared.planned[plan.stage]);
+    ring.advance();
+    plan.advance();
+  };
+  const int heads = params.Hq / params.Hkv;
+  const int first_row = (item.batch * params.Hkv + item.kv_head) * heads;
+  for (int row = first_row; row < first_row + heads; ++row) {
+    UnionWalk walk = walk_q_blocks(params, item, row);
+    for (;;) {
+      const Step step = walk.step();
+      if (step.wanted == 0) break;
+      announce({row * params.Nq + step.block, step.wanted});
+    }
+  }
+  announce({0, 0});
+}
+
+template <typename Traits>
+__device__ void produce(const AttentionBackwardParams& params, typename Traits::Shared& shared, const DkdvItem& item,
+                        int lane) {
   constexpr int kBoxes = Traits::kBoxes;
-  ptx::arrive_expect_bytes(shared.full_k, item.blocks * Traits::kRowBlockBytes);
-  for (int c = 0; c < item.blocks; ++c) {
-    load_row_block<kBoxes>(shared.sK[c], params.k, shared.full_k, item.kv_block + c, item.kv_head, item.batch);
+  if (ptx::elect_one()) {
+    ptx::arrive_expect_bytes(shared.full_k, item.blocks * Traits::kRowBlockBytes);
+    for (int c = 0; c < item.blocks; ++c) {
+      load_row_block<kBoxes>(shared.sK[c], params.k, shared.full_k, item.kv.block[c], item.kv_head, item.batch);
+    }
+    ptx::arrive_expect_bytes(shared.full_v, item.blocks * Traits::kRowBlockBytes);
+    for (int c = 0; c < item.blocks; ++c) {
+      load_row_block<kBoxes>(shared.sV[c], params.v, shared.full_v, item.kv.block[c], item.kv_head, item.batch);
+    }
   }
-  ptx::arrive_expect_bytes(shared.full_v, item.blocks * Traits::kRowBlockBytes);
-  for (int c = 0; c < item.blocks; ++c) {
-    load_row_block<kBoxes>(shared.sV[c], params.v, shared.full_v, item.kv_block + c, item.kv_head, item.batch);
-  }
+  __syncwarp();
+
+  // lse and delta by ordinary loads and stores, 16 bytes a lane: the Consumers read them so, and a copy engine that
+  // overwrote them would have to be fenced off in every step.
+  constexpr int kLanes = kBlock * sizeof(float) / sizeof(float4);  // of each vector
+  static_assert(2 * kLanes == kWarp, "a lane copies 16 bytes");
+  const int place = lane % kLanes;
+  const float4* statistics = reinterpret_cast<const float4*>(lane < kLanes ? params.lse_log2 : params.delta) + place;
 
   ptx::RingPosition<Traits::kStages> ring;
-  uint32_t steps = 0;
-  const auto announce = [&](const Step& step, int next) {
-    shared.sWanted[ring.stage] = step.wanted | next << kConsumers;
-    if constexpr (Traits::kWithDq) {
-      const uint32_t place = steps++ % Traits::kPlanSteps;
-      shared.sPlan[place] = step;
-      ptx::arrive(shared.planned[place]);
+  ptx::RingPosition<Traits::kPlanSteps> plan;
+  for (;; plan.advance(), ring.advance()) {
+    ptx::wait(shared.planned[plan.stage], plan.parity);
+    const Step step = shared.sPlan[plan.stage];
+    ptx::Barrier& full = shared.full[ring.stage];
+    __syncwarp();
+    if (step.wanted != 0) {
+      if (ptx::elect_one()) {
+        const int row = step.block / params.Nq;
+        const int batch = row / params.Hq;
+        const int q_block = step.block - row * params.Nq, head = row - batch * params.Hq;
+        ptx::arrive_expect_bytes(full, Traits::kStageBytes);
+        load_row_block<kBoxes>(shared.sQ[ring.stage], params.q, full, q_block, head, batch);
+        load_row_block<kBoxes>(shared.sDout[ring.stage], params.dout, full, q_block, head, batch);
+      }
+      float* target = lane < kLanes ? shared.sLse[ring.stage] : shared.sDelta[ring.stage];
+      reinterpret_cast<float4*>(target)[place] = __ldg(statistics + int64_t{step.block} * kLanes);
     }
-  };
-
-  const int heads = params.Hq / params.Hkv;
-  for (int head = item.kv_head * heads; head < (item.kv_head + 1) * heads; ++head) {
-    UnionWalk walk = walk_q_blocks(params, item, head);
-    for (int q_block, wanted; walk.step(q_block, wanted); ring.advance()) {
-      const int row_block = (item.batch * params.Hq + head) * params.Nq + q_block;
-      ptx::wait(shared.empty[ring.stage], ring.parity ^ 1);
-      // Consumers read lse and delta of the stage, the copy engine overwrites them. Nothing of this thread is under way
-      // here that the fence would wait for: lists are read ahead behind it.
-      ptx::fence_async_shared();
-      announce({row_block, wanted}, walk.peek());
-      ptx::Barrier& full = shared.full[ring.stage];
-      ptx::arrive_expect_bytes(full, Traits::kStageBytes);
-      load_row_block<kBoxes>(shared.sQ[ring.stage], params.q, full, q_block, head, item.batch);
-      const int64_t first_row = int64_t{row_block} * kBlock;
-      ptx::load_bytes(shared.sLse[ring.stage], params.lse_log2 + first_row, kBlock * sizeof(float), full);
-      ptx::load_bytes(shared.sDelta[ring.stage], params.delta + first_row, kBlock * sizeof(float), full);
-      load_row_block<kBoxes>(shared.sDout[ring.stage], params.dout, full, q_block, head, item.batch);
-      walk.read_ahead(wanted);
-    }
+    if (lane == 0) shared.sWanted[ring.stage] = step.wanted;
+    __syncwarp();
+    if (ptx::elect_one()) ptx::arrive(full);
+    if (step.wanted == 0) break;
   }
-  ptx::wait(shared.empty[ring.stage], ring.parity ^ 1);
-  announce({0, 0}, 0);
-  ptx::arrive(shared.full[ring.stage]);
+  // Of the last phase: it has no bytes.
+  if (ptx::elect_one()) ptx::arrive(shared.full[ring.stage]);
 }
 
 }  // namespace vsa::sm90::bwd

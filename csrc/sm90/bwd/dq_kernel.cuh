@@ -15,7 +15,6 @@
 #pragma once
 
 #include "../../ptx/bulk.cuh"
-#include "../../ptx/matrix.cuh"
 #include "../../ptx/named_barrier.cuh"
 #include "../../ptx/registers.cuh"
 #include "../../ptx/tma.cuh"
@@ -63,17 +62,18 @@ __device__ void produce_keys(const AttentionBackwardParams& params, typename Tra
 
   const int kv_head = item.head / (params.Hq / params.Hkv);
   ptx::RingPosition<Traits::kStages> ring;
-  for (int kv_block, wanted; walk.step(kv_block, wanted);) {
-    walk.read_ahead(wanted);
-    const int size = __ldg(params.kv_block_sizes + kv_block);
+  for (;;) {
+    const Step step = walk.step();
+    if (step.wanted == 0) break;
+    const int size = __ldg(params.kv_block_sizes + step.block);
     if (size == 0) continue;
     ptx::wait(shared.empty[ring.stage], ring.parity ^ 1);
-    shared.sWanted[ring.stage] = wanted;
+    shared.sWanted[ring.stage] = step.wanted;
     shared.sSize[ring.stage] = size;
     ptx::Barrier& full = shared.full[ring.stage];
     ptx::arrive_expect_bytes(full, 2 * Traits::kRowBlockBytes);
-    load_row_block<kBoxes>(shared.sK[ring.stage], params.k, full, kv_block, kv_head, item.batch);
-    load_row_block<kBoxes>(shared.sV[ring.stage], params.v, full, kv_block, kv_head, item.batch);
+    load_row_block<kBoxes>(shared.sK[ring.stage], params.k, full, step.block, kv_head, item.batch);
+    load_row_block<kBoxes>(shared.sV[ring.stage], params.v, full, step.block, kv_head, item.batch);
     ring.advance();
   }
   ptx::wait(shared.empty[ring.stage], ring.parity ^ 1);
@@ -103,22 +103,6 @@ __device__ __forceinline__ void differentiate_rows(uint32_t (&rDs)[4][4], const 
   }
 }
 
-// The A fragments of a row block, by one warpgroup.
-template <int kHeadDim>
-__device__ __forceinline__ void load_fragments(uint32_t (&fragments)[kHeadDim / kDepth][4], const uint8_t* tile,
-                                               int thread) {
-  const int lane = thread % kWarp;
-  // Of 16 columns, matrix 2 c + h holds rows 8 h and up, columns 8 c and up.
-  const int row = thread / kWarp * 16 + lane / 8 % 2 * 8 + lane % 8;
-  const uint8_t* start = tile + row * kBoxColumns * kElementBytes;
-  constexpr int kStepsOfBox = kBoxColumns / kDepth;
-#pragma unroll
-  for (int k = 0; k < kHeadDim / kDepth; ++k) {
-    const int chunk = (2 * (k % kStepsOfBox) + lane / 16) ^ (lane % 8);
-    ptx::load_matrices(fragments[k], start + k / kStepsOfBox * kBoxBytes + chunk * 16);
-  }
-}
-
 // Zeros K rows that are no keys, once for both consumers if both want the block: 0 * NaN is NaN in dS K.
 template <typename Traits>
 __device__ __forceinline__ void clear_keys(typename Traits::Shared& shared, int stage, int wanted, int consumer,
@@ -127,6 +111,7 @@ __device__ __forceinline__ void clear_keys(typename Traits::Shared& shared, int 
   const bool both = wanted == kBothConsumers;
   if (!both || consumer == 0) {
     clear_tile_rows<Traits::kBoxes>(shared.sK[stage], shared.sSize[stage], thread);
+    ptx::fence_async_shared();
   }
   __syncwarp();
   if (both) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "../../ptx/bulk.cuh"
+#include "../../ptx/matrix.cuh"
 #include "../../ptx/warp.cuh"
 #include "traits.cuh"
 
@@ -61,8 +62,8 @@ __device__ __forceinline__ float2 unpack<__half>(uint32_t packed) {
   return values;
 }
 
-// Zeros the rows of a [64, D] operand from `size` on, by one warpgroup, and makes that visible to its products. What
-// stands in rows that are no keys may be anything, and 0 * NaN is NaN. The swizzle permutes within rows only.
+// Zeros the rows of a [64, D] operand from `size` on, by one warpgroup; products need a fence after it. What stands in
+// rows that are no keys may be anything, and 0 * NaN is NaN. The swizzle permutes within rows only.
 template <int kBoxes>
 __device__ __forceinline__ void clear_tile_rows(uint8_t* tile, int size, int thread) {
   constexpr int kRowBytes = kBoxColumns * kElementBytes;
@@ -73,7 +74,6 @@ __device__ __forceinline__ void clear_tile_rows(uint8_t* tile, int size, int thr
       *reinterpret_cast<uint4*>(tile + box * kBoxBytes + at) = uint4{0, 0, 0, 0};
     }
   }
-  ptx::fence_async_shared();
 }
 
 // Transposes a 4x4 matrix of words over the four lanes of a quad: lane c has x[m] = M[m][c], and gets x[m] = M[c][m].
@@ -115,6 +115,22 @@ __device__ __forceinline__ void store_rows(T* rows, const float (&values)[kHeadD
       transpose_quad(x, quad);
       *reinterpret_cast<uint4*>(rows + row * kHeadDim + (4 * m + quad) * 8) = uint4{x[0], x[1], x[2], x[3]};
     }
+  }
+}
+
+// The A fragments of a row block, by one warpgroup.
+template <int kHeadDim>
+__device__ __forceinline__ void load_fragments(uint32_t (&fragments)[kHeadDim / kDepth][4], const uint8_t* tile,
+                                               int thread) {
+  const int lane = thread % kWarp;
+  // Of 16 columns, matrix 2 c + h holds rows 8 h and up, columns 8 c and up.
+  const int row = thread / kWarp * 16 + lane / 8 % 2 * 8 + lane % 8;
+  const uint8_t* start = tile + row * kBoxColumns * kElementBytes;
+  constexpr int kStepsOfBox = kBoxColumns / kDepth;
+#pragma unroll
+  for (int k = 0; k < kHeadDim / kDepth; ++k) {
+    const int chunk = (2 * (k % kStepsOfBox) + lane / 16) ^ (lane % 8);
+    ptx::load_matrices(fragments[k], start + k / kStepsOfBox * kBoxBytes + chunk * 16);
   }
 }
 

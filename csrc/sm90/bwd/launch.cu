@@ -9,7 +9,9 @@
 
 namespace vsa::sm90 {
 
-int64_t backward_workspace_bytes(const AttentionBackwardParams& params, int, int) { return bwd::order_bytes(params); }
+int64_t backward_workspace_bytes(const AttentionBackwardParams& params, int, int) {
+  return bwd::schedule_bytes(params);
+}
 
 void launch_backward(const AttentionBackwardParams& params, Dtype dtype, int head_dim, int block_size,
                      cudaStream_t stream) {

@@ -9,10 +9,10 @@
 
 namespace vsa::sm90::bwd {
 
-// Bytes of the order of work items, 0 where items are taken as they stand.
-int64_t order_bytes(const AttentionBackwardParams& params);
+// Bytes of the work items and their order, 0 where items are taken as they stand.
+int64_t schedule_bytes(const AttentionBackwardParams& params);
 
-// Zeros the accumulator if `zero_dq`, and orders the items if there is a workspace for that.
+// Zeros the accumulator if `zero_dq`, and pairs and orders kv blocks if there is a workspace for that.
 void prepare(const AttentionBackwardParams& params, int head_dim, bool zero_dq, cudaStream_t stream);
 
 }  // namespace vsa::sm90::bwd
