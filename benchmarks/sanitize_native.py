@@ -118,10 +118,11 @@ def run_case(case: Case) -> tuple[Tensor, ...]:
         return (*outputs, *torch.ops.vsa.attention_sm90(*on_gpu, *static, False, False))
     # What the kernels are given comes from the CPU: nothing but them is instrumented.
     out, lse = torch.ops.vsa.attention_eager(q, k, v, ids, counts, sizes, *static, True, False)
-    delta = (out.float() * dout.float()).sum(-1)
     transposed = torch.ops.vsa.transpose_blocks(ids, counts, case.num_kv)
-    given = (dout, q, k, v, lse, delta, ids, counts, *transposed, sizes)
-    return tuple(torch.ops.vsa.attention_backward_sm90(*(x.cuda() for x in given), *static, *BACKWARD_FORMS[case.form]))
+    given = (dout, lse, q, k, v, out, lse, ids, counts, *transposed, sizes)
+    on_gpu = [x.cuda() for x in given]
+    on_gpu[1] = torch.zeros_like(on_gpu[1])  # dlse: lse of an empty row is infinite
+    return tuple(torch.ops.vsa.attention_backward_sm90_eager(*on_gpu, *static, *BACKWARD_FORMS[case.form]))
 
 
 def _run_labels(labels: Sequence[str]) -> None:

@@ -14,6 +14,7 @@
 #include "checks.h"
 #include "common/operands.h"
 #include "params.h"
+#include "sm90/bwd/around.h"
 #include "sm90/bwd/launch.h"
 #include "sm90/fwd/launch.h"
 
@@ -148,9 +149,12 @@ std::tuple<Tensor, Tensor> attention_sm90(const Tensor q, const Tensor k, const 
   return {out, lse_log2};
 }
 
-// The inputs of the backward in the order of its schema, from dout to needs_dkv.
+// The inputs of the backward in the order of its schema, from dout to needs_dkv. `delta` is null where it is yet to be
+// made.
 struct BackwardInputs {
-  const Tensor &dout, &q, &k, &v, &lse_log2, &delta, &kv_indices, &kv_num_blocks;
+  const Tensor &dout, &q, &k, &v, &lse_log2;
+  const Tensor* delta;
+  const Tensor &kv_indices, &kv_num_blocks;
   const std::optional<Tensor>&q_indices, &q_offsets;
   const Tensor& kv_block_sizes;
   double sm_scale;
@@ -164,7 +168,7 @@ Problem checked_problem(const BackwardInputs& in) {
   if (in.block_size != 64) refuse("block_size", text(in.block_size), "64");
   expect("dout", in.dout, p.scalar_type, {p.B, p.Hq, p.Sq, p.D});
   expect("lse_log2", in.lse_log2, ScalarType::Float, {p.B, p.Hq, p.Sq});
-  expect("delta", in.delta, ScalarType::Float, {p.B, p.Hq, p.Sq});
+  if (in.delta != nullptr) expect("delta", *in.delta, ScalarType::Float, {p.B, p.Hq, p.Sq});
   expect_scale(in.sm_scale);
   if (!in.needs_dkv) return p;
   if (!in.q_indices || !in.q_offsets) refuse("q_indices, q_offsets", "None", "the lists of vsa::transpose_blocks");
@@ -181,7 +185,7 @@ int32_t backward_device(const BackwardInputs& in, const Tensor& dq_accum, const 
                         {"v", &in.v},
                         {"dout", &in.dout},
                         {"lse_log2", &in.lse_log2},
-                        {"delta", &in.delta},
+                        {"delta", in.delta},
                         {"kv_indices", &in.kv_indices},
                         {"kv_num_blocks", &in.kv_num_blocks},
                         {"q_indices", q_indices},
@@ -203,7 +207,7 @@ void run_backward(const Problem& p, int32_t guarded, const BackwardInputs& in, T
   const Operand k_blocks = block_operand(in.k, p.dtype);
   const Operand v_blocks = block_operand(in.v, p.dtype);
   const Operand dout_blocks = block_operand(in.dout, p.dtype);
-  const Tensor lse_log2 = dense(in.lse_log2), delta = dense(in.delta);
+  const Tensor lse_log2 = dense(in.lse_log2), delta = dense(*in.delta);
   const Tensor indices = dense(in.kv_indices), counts = dense(in.kv_num_blocks), sizes = dense(in.kv_block_sizes);
   AttentionBackwardParams params{};
   params.q = q_blocks.map;
@@ -246,7 +250,7 @@ void attention_backward_sm90_out(const Tensor dout, const Tensor q, const Tensor
                           k,
                           v,
                           lse_log2,
-                          delta,
+                          &delta,
                           kv_indices,
                           kv_num_blocks,
                           q_indices,
@@ -278,7 +282,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward_sm90(
                           k,
                           v,
                           lse_log2,
-                          delta,
+                          &delta,
                           kv_indices,
                           kv_num_blocks,
                           q_indices,
@@ -299,6 +303,73 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward_sm90(
   return {dq_accum, dk, dv};
 }
 
+// rowsum(out * dout) - dlse / ln 2, [B, Hq, Sq] fp32.
+Tensor make_delta(const Problem& p, const Tensor& out, const Tensor& dout, const std::optional<Tensor>& dlse,
+                  cudaStream_t stream) {
+  Tensor delta = empty(out, {p.B, p.Hq, p.Sq}, ScalarType::Float);
+  const Tensor dense_out = dense(out), readable_dout = tma_readable(dout);
+  sm90::DeltaParams params{};
+  params.out = dense_out.data_ptr();
+  params.dout = readable_dout.data_ptr();
+  std::copy_n(readable_dout.strides().data(), 3, params.dout_strides);
+  if (dlse) {
+    params.dlse = pointer<const float>(*dlse);
+    std::copy_n(dlse->strides().data(), 3, params.dlse_strides);
+  }
+  params.delta = pointer<float>(delta);
+  params.B = static_cast<int>(p.B);
+  params.H = static_cast<int>(p.Hq);
+  params.S = static_cast<int>(p.Sq);
+  sm90::launch_delta(params, p.dtype, static_cast<int>(p.D), stream);
+  return delta;
+}
+
+// The whole backward but for the transposition of the lists: what eager runs, in one trip from Python.
+std::tuple<Tensor, Tensor, Tensor> attention_backward_sm90_eager(
+    const Tensor dout, const std::optional<Tensor> dlse, const Tensor q, const Tensor k, const Tensor v,
+    const Tensor out, const Tensor lse_log2, const Tensor kv_indices, const Tensor kv_num_blocks,
+    const std::optional<Tensor> q_indices, const std::optional<Tensor> q_offsets, const Tensor kv_block_sizes,
+    double sm_scale, int64_t block_size, bool deterministic, bool needs_dq, bool needs_dkv) {
+  BackwardInputs in{dout,
+                    q,
+                    k,
+                    v,
+                    lse_log2,
+                    nullptr,
+                    kv_indices,
+                    kv_num_blocks,
+                    q_indices,
+                    q_offsets,
+                    kv_block_sizes,
+                    sm_scale,
+                    block_size,
+                    deterministic,
+                    needs_dq,
+                    needs_dkv};
+  const Problem p = checked_problem(in);
+  expect("out", out, p.scalar_type, {p.B, p.Hq, p.Sq, p.D});
+  if (dlse) expect("dlse", *dlse, ScalarType::Float, {p.B, p.Hq, p.Sq});
+  const int32_t device = backward_device(in, out, dlse ? *dlse : out, q);
+  const DeviceGuard guard(device);
+  Tensor dq = needs_dq ? empty(q, {p.B, p.Hq, p.Sq, p.D}, p.scalar_type) : empty(q, {0}, p.scalar_type);
+  Tensor dk = needs_dkv ? empty(k, {p.B, p.Hkv, p.Skv, p.D}, p.scalar_type) : empty(k, {0}, p.scalar_type);
+  Tensor dv = needs_dkv ? empty(v, {p.B, p.Hkv, p.Skv, p.D}, p.scalar_type) : empty(v, {0}, p.scalar_type);
+  if (p.B * p.Hq * p.Nq * p.Nkv * p.M == 0) {
+    for (Tensor* x : {&dq, &dk, &dv}) torch::stable::zero_(*x);
+    return {dq, dk, dv};
+  }
+  const cudaStream_t stream = current_stream(device);
+  const Tensor delta = make_delta(p, out, dout, dlse, stream);
+  in.delta = &delta;
+  Tensor dq_accum = needs_dq ? empty(q, {p.B, p.Hq, p.Sq, p.D}, ScalarType::Float) : empty(q, {0}, ScalarType::Float);
+  run_backward(p, device, in, dq_accum, dk, dv);
+  if (needs_dq) {
+    sm90::launch_finish_dq(pointer<const float>(dq_accum), dq.data_ptr(), static_cast<float>(sm_scale),
+                           p.B * p.Hq * p.Nq, p.dtype, static_cast<int>(p.D), stream);
+  }
+  return {dq, dk, dv};
+}
+
 }  // namespace
 }  // namespace vsa
 
@@ -307,4 +378,5 @@ STABLE_TORCH_LIBRARY_IMPL(vsa, CUDA, m) {
   m.impl("attention_sm90.out", TORCH_BOX(&vsa::attention_sm90_out));
   m.impl("attention_backward_sm90", TORCH_BOX(&vsa::attention_backward_sm90));
   m.impl("attention_backward_sm90.out", TORCH_BOX(&vsa::attention_backward_sm90_out));
+  m.impl("attention_backward_sm90_eager", TORCH_BOX(&vsa::attention_backward_sm90_eager));
 }

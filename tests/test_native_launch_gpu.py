@@ -30,7 +30,7 @@ from torch import Tensor
 import vsa_inductor as vsa
 from benchmarks import sanitize_native
 from vsa_inductor.backends import sm90
-from vsa_inductor.backends.contract import TorchArithmetic
+from vsa_inductor.backends.contract import TorchArithmetic, backward_around
 
 pytestmark = ON_HOPPER
 MIXED: dict[str, Any] = {"counts": "varying", "sizes": "ragged", "num_q": 5, "num_kv": 9, "width": 5}
@@ -166,7 +166,10 @@ def test_opcheck():
     problem = problem_of({"counts": "varying", "view": "transposed"}, 64)
     forward = (*problem.operands, *problem.lists, problem.sm_scale, 64, True, False)
     torch.library.opcheck(FORWARD.default, forward)
-    torch.library.opcheck(BACKWARD.default, native_backward_arguments(problem, deterministic=True))
+    arguments = native_backward_arguments(problem, deterministic=True)
+    torch.library.opcheck(BACKWARD.default, arguments)
+    dout, q, k, v, lse, delta, *rest = arguments
+    torch.library.opcheck(torch.ops.vsa.attention_backward_sm90_eager.default, (dout, delta, q, k, v, dout, lse, *rest))
 
 
 @pytest.fixture
@@ -382,16 +385,27 @@ def test_nothing_waits_for_the_device(step, case):
     torch.cuda.synchronize()
 
 
-@pytest.mark.parametrize("head_dim, dtype", [(64, torch.float16), (128, torch.bfloat16)], ids=str)
-def test_what_stands_around_the_backward_has_the_same_bits_as_torchs_own(head_dim, dtype):
-    """Eager kernels against plain torch, on the accumulator's order too."""
-    x, y = (torch.randn(2, 3, 128, head_dim, device="cuda").to(dtype) for _ in range(2))
-    ours, plain = sm90.BACKEND.arithmetic, TorchArithmetic()
-    sums = (arithmetic.row_dot(x, y, torch.float32) for arithmetic in (ours, plain))
-    torch.testing.assert_close(*sums, rtol=1e-5, atol=1e-5)
-    dq = torch.randn(2, 3, 2, 4, head_dim // 8, 8, 4, 2, 2, device="cuda").permute(0, 1, 2, 3, 7, 5, 4, 6, 8)
-    scaled = [arithmetic.scaled(dq, 0.0883, dtype) for arithmetic in (ours, plain)]
-    assert torch.equal(*scaled) and scaled[0].dtype == dtype
+@pytest.mark.parametrize("dtype", sm90.DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", sm90.HEAD_DIMS)
+@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)], ids=["both", "dq", "dkv"])
+def test_eagers_operator_equals_the_work_that_graphs_do(head_dim, dtype, needs):
+    """Bit for bit where delta is no sum; where it is, another order of it is all that differs."""
+    problem = problem_of({**MIXED, "view": "transposed"}, head_dim, dtype)
+    out, lse = torch.ops.vsa.attention_sm90(*problem.operands, *problem.lists, problem.sm_scale, 64, True, False)
+    indices, counts, sizes = problem.lists
+    transposed = torch.ops.vsa.transpose_blocks(indices, counts, sizes.shape[0])
+    dout = problem.dout.transpose(1, 2).contiguous().transpose(1, 2)
+    dlse = torch.randn(lse.shape[::-1], device="cuda").permute(2, 1, 0)
+    for result, tolerance in ((torch.zeros_like(out), 0.0), (out, 2e-2)):
+        for of_lse in (None, dlse):
+            given = (dout, of_lse, *problem.operands, result, lse, indices, counts, *transposed, sizes)
+            arguments = (*given, problem.sm_scale, 64, True, *needs)
+            ours = torch.ops.vsa.attention_backward_sm90_eager(*arguments)
+            graphs = backward_around(TorchArithmetic(), sm90.CONTRACT, BACKWARD.default, *arguments)
+            for x, y in zip(ours, graphs, strict=True):
+                assert (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
+                if x.numel():
+                    assert float((x.float() - y.float()).abs().max()) <= tolerance * float(y.float().abs().max())
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,12 @@ def backward_arguments():
     transposed = {"q_indices": torch.zeros(2, 2, 4, dtype=torch.int32), "q_offsets": torch.zeros(2, 2, 3).int()}
     return {**head, **lists, **transposed, **given, "deterministic": False, "needs_dq": True, "needs_dkv": True}
 
+def eager_arguments():
+    given = backward_arguments()
+    del given["delta"]
+    head = {"dout": given.pop("dout"), "dlse": given["lse_log2"], **{name: given.pop(name) for name in ("q", "k", "v")}}
+    return {**head, "out": head["q"], **given}
+
 ON_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 
 def refusal(op, arguments, outputs=None):
@@ -154,13 +160,19 @@ BACKWARD_REFUSALS = {
     "offsets": ("q_offsets", "x[..., :2]", "q_offsets: got shape (2, 2, 2); allowed: (2, 2, 3)"),
     "blocks of 128": ("block_size", "128", "block_size: got 128; allowed: 64"),
 }  # fmt: skip
+EAGER_REFUSALS = {
+    **{case: refused for case, refused in {**REFUSALS, **BACKWARD_REFUSALS}.items() if case != "delta"},
+    "out of another shape": ("out", "x[..., :32]", "out: got shape (2, 2, 128, 32); allowed: (2, 2, 128, 64)"),
+    "dlse of bf16": ("dlse", "x.bfloat16()", "dlse: got BFloat16; allowed: Float"),
+}
 
 
 @cache
 def refusals() -> dict:
-    """Every refusal of both operators and of their .out forms, from one process."""
+    """Every refusal of the operators and of their .out forms, from one process."""
+    given = json.dumps(json.dumps([REFUSALS, BACKWARD_REFUSALS, EAGER_REFUSALS]))
     return run_small(
-        f"cases, backward_cases = json.loads({json.dumps(json.dumps([REFUSALS, BACKWARD_REFUSALS]))})\n"
+        f"cases, backward_cases, eager_cases = json.loads({given})\n"
         "ops, found = torch.ops.vsa, {}\n"
         "def changed(arguments, name, change):\n"
         "    return {**arguments, name: eval(change, {'x': arguments[name], 'torch': torch})}\n"
@@ -169,13 +181,17 @@ def refusals() -> dict:
         "    outs = {'out': torch.empty(2, 2, 128, 64, dtype=torch.bfloat16), 'lse_log2': torch.empty(2, 2, 128)}\n"
         "    found['forward ' + case] = refusal(ops.attention_sm90.default, given)\n"
         "    found['forward.out ' + case] = refusal(ops.attention_sm90.out, given, outs)\n"
+        "def changed_backward(given, case, name, change):\n"
+        "    given = changed(given, name, change)\n"
+        "    if case != 'blocks of 128':\n"
+        "        return given\n"
+        "    return {**given, **{n: given[n][:, :, :1] for n in ('kv_indices', 'kv_num_blocks')},\n"
+        "            'kv_block_sizes': given['kv_block_sizes'][:1]}\n"
+        "for case, (name, change, _) in eager_cases.items():\n"
+        "    given = changed_backward(eager_arguments(), case, name, change)\n"
+        "    found['eager ' + case] = refusal(ops.attention_backward_sm90_eager.default, given)\n"
         "for case, (name, change, _) in {**cases, **backward_cases}.items():\n"
-        "    if case == 'blocks of 128':\n"
-        "        given = changed(backward_arguments(), name, change)\n"
-        "        given = {**given, **{n: given[n][:, :, :1] for n in ('kv_indices', 'kv_num_blocks')},\n"
-        "                 'kv_block_sizes': given['kv_block_sizes'][:1]}\n"
-        "    else:\n"
-        "        given = changed(backward_arguments(), name, change)\n"
+        "    given = changed_backward(backward_arguments(), case, name, change)\n"
         "    outs = {'dq_accum': torch.empty(2, 2, 128, 64), 'dk': torch.empty(2, 2, 128, 64).bfloat16()}\n"
         "    outs['dv'] = outs['dk'].clone()\n"
         "    found['backward ' + case] = refusal(ops.attention_backward_sm90.default, given)\n"
@@ -194,6 +210,11 @@ def test_refusals_of_the_forward(case, form):
 @pytest.mark.parametrize("case", {**REFUSALS, **BACKWARD_REFUSALS})
 def test_refusals_of_the_backward(case, form):
     assert refusals()[f"backward{form} {case}"] == {**REFUSALS, **BACKWARD_REFUSALS}[case][2]
+
+
+@pytest.mark.parametrize("case", EAGER_REFUSALS)
+def test_refusals_of_eagers_backward(case):
+    assert refusals()[f"eager {case}"] == EAGER_REFUSALS[case][2]
 
 
 def test_outputs_of_another_kind_are_refused():

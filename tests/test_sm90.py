@@ -186,7 +186,7 @@ BACKWARD_SCHEMA = (
 
 def test_the_schemas_that_a_library_was_built_for():
     """A change here is a change of `native.INTERFACE`, of csrc/build_info.cpp.in and of csrc/registration.cpp."""
-    assert native.INTERFACE == 1
+    assert native.INTERFACE == 2
     assert str(FORWARD.default._schema) == f"vsa::attention_sm90({FORWARD_SCHEMA}) -> (Tensor out, Tensor lse_log2)"
     outputs = "Tensor(a!) out, Tensor(b!) lse_log2"
     assert str(FORWARD.out._schema) == f"vsa::attention_sm90.out({FORWARD_SCHEMA}, *, {outputs}) -> ()"
@@ -235,13 +235,20 @@ def test_fakes_are_contiguous_whatever_the_operands_are(dtype, needs):
         assert given.dtype == (torch.float32 if name == "dq" else dtype), name
 
 
-def test_what_stands_around_the_backward_rounds_once():
-    arithmetic = sm90.BACKEND.arithmetic
-    accumulated = torch.randn(1, 2, 64, 64) * 100
-    scaled = arithmetic.scaled(accumulated, 0.0883, torch.bfloat16)
-    assert scaled.dtype == torch.bfloat16 and torch.equal(scaled, (accumulated * 0.0883).bfloat16())
-    transposed = arithmetic.scaled(accumulated.mT, 0.3, torch.float16)
-    assert torch.equal(transposed, (accumulated.mT * 0.3).half()) and transposed.is_contiguous()
+def test_the_operator_of_eager_is_the_logical_one_without_its_backend():
+    logical = torch.ops.vsa.attention_backward.default._schema
+    eager = torch.ops.vsa.attention_backward_sm90_eager.default
+    assert eager is sm90.BACKEND.eager_backward
+    assert str(eager._schema) == str(logical).replace("attention_backward(", "attention_backward_sm90_eager(").replace(
+        " str backend,", ""
+    )
+    q, k, v = (x.to("meta", torch.bfloat16) for x in random_problem(head_dim=64, num_kv=5, view="transposed").operands)
+    rows = q.new_empty(q.shape[:3], dtype=torch.float32)
+    lists = (rows, rows, None, None, rows)
+    for needs in ((True, True), (True, False), (False, True)):
+        given = eager(q, None, q, k, v, q, rows, *lists, 0.1, 64, False, *needs)
+        for x, wanted in zip(given, _allocate.gradients(q, k, v, *needs), strict=True):
+            assert (x.shape, x.stride(), x.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -257,9 +264,8 @@ def test_the_accumulator_is_read_in_the_order_the_kernels_write(head_dim):
         return accumulator, zeros, zeros
 
     lists = (torch.zeros(2, 3, 2, 1).int(), torch.ones(2, 3, 2).int(), None, None, torch.full((2,), 64).int())
-    for arithmetic in (TorchArithmetic(), sm90.BACKEND.arithmetic):
-        given, *_ = backward_around(
-            arithmetic, sm90.CONTRACT, native_call, zeros, None, zeros, zeros, zeros, zeros, zeros[..., 0], *lists,
-            0.25, 64, False, True, False, zeros[..., 0],
-        )  # fmt: skip
-        assert torch.equal(given, dq * 0.25) and given.is_contiguous()
+    given, *_ = backward_around(
+        TorchArithmetic(), sm90.CONTRACT, native_call, zeros, None, zeros, zeros, zeros, zeros, zeros[..., 0], *lists,
+        0.25, 64, False, True, False, zeros[..., 0],
+    )  # fmt: skip
+    assert torch.equal(given, dq * 0.25) and given.is_contiguous()

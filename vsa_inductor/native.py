@@ -14,7 +14,7 @@ import torch
 from .errors import NativeLibraryError
 
 # Schemas, contracts and what stands between them: csrc/build_info.cpp.in holds the number a library was built for.
-INTERFACE = 1
+INTERFACE = 2
 # Written by the build where there is no library: why.
 REASON_FILE = "_native_build.txt"
 # The sentence that every library of ours carries as data, so that it can be read without loading it.

@@ -81,6 +81,7 @@ class Backend:
         contract: what the backward operator wants.
         arithmetic: how eager does the work around it.
         expected: whether it is what runs such a problem's device, so that its refusal is a surprise.
+        eager_backward: an operator that runs the whole backward in one trip, if there is one.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Backend:
     contract: Contract
     arithmetic: TorchArithmetic
     expected: Callable[[Problem], bool] = _on_cuda
+    eager_backward: torch._ops.OpOverload | None = None
 
     @property
     def forward_op(self) -> torch._ops.OpOverload:
@@ -108,6 +110,8 @@ class Backend:
 
     def run_backward(self, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
         """The backward on tensors; ``args`` as `vsa::attention_backward` without its backend."""
+        if self.eager_backward is not None:
+            return self.eager_backward(*args)
         return backward_around(self.arithmetic, self.contract, self.backward_native[1], *args)
 
     def trace_backward(self, *args: Any) -> tuple[Tensor, Tensor, Tensor]:

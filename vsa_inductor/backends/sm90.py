@@ -5,9 +5,6 @@ The library implements both operators behind the schemas defined here. Without i
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-
 import torch
 from torch import Tensor
 
@@ -43,6 +40,7 @@ def _allocate_gradients(
 
 _FORWARD = attention_op.define_in_library("sm90", _unavailable)
 _BACKWARD = attention_backward_op.define_in_library("sm90", _unavailable, _allocate_gradients)
+_EAGER_BACKWARD = attention_backward_op.define_eager_in_library("sm90", _unavailable)
 
 
 def _listed(values: tuple[object, ...]) -> str:
@@ -71,28 +69,6 @@ def _expected(problem: Problem) -> bool:
     return problem.capability == CAPABILITY and native.implements(_FORWARD[0])
 
 
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-class Sm90Arithmetic(TorchArithmetic):
-    """What stands around the kernel in one launch each, where torch would take several."""
-
-    def row_dot(self, x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
-        if not _has_triton():
-            return super().row_dot(x, y, dtype)
-        from ..kernels.delta import launch_delta
-
-        rows = x.new_empty(x.shape[:-1], dtype=dtype)
-        launch_delta(x.contiguous(), y, rows)
-        return rows
-
-    def scaled(self, x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-        # With a narrower out, torch rounds in the kernel that multiplies.
-        return torch.mul(x, scale, out=x.new_empty(x.shape, dtype=dtype))
-
-
 BACKEND = Backend(
     name="sm90",
     identity=backend_identity("sm90", "backends"),
@@ -100,6 +76,7 @@ BACKEND = Backend(
     forward_native=_FORWARD,
     backward_native=_BACKWARD,
     contract=CONTRACT,
-    arithmetic=Sm90Arithmetic(),
+    arithmetic=TorchArithmetic(),
     expected=_expected,
+    eager_backward=_EAGER_BACKWARD,
 )

@@ -219,6 +219,28 @@ def define_in_library(
     return op, op
 
 
+def define_eager_in_library(backend: str, unavailable: Callable[[], Exception]) -> torch._ops.OpOverload:
+    """``vsa::attention_backward_<backend>_eager``: the logical operator in one trip, by a native library.
+
+    It takes what `vsa::attention_backward` does without its backend and returns the same. Only eager calls it; in
+    compiled graphs the work around the kernel is generated code.
+    """
+
+    def fake(dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, ...]:
+        return _allocate.gradients(q, k, v, args[10], args[11])
+
+    return define(
+        f"attention_backward_{backend}_eager(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out,"
+        " Tensor lse_log2, Tensor kv_indices, Tensor kv_num_blocks, Tensor? q_indices, Tensor? q_offsets,"
+        " Tensor kv_block_sizes, float sm_scale, int block_size, bool deterministic, bool needs_dq, bool needs_dkv)"
+        " -> (Tensor dq, Tensor dk, Tensor dv)",
+        implementation=supplied_by_library(unavailable),
+        fake=fake,
+        tags=(torch.Tag.needs_exact_strides,),
+        batched=False,
+    )
+
+
 def _define_both(
     backend: str,
     functional: Callable[..., tuple[Tensor, Tensor, Tensor]],
