@@ -56,7 +56,10 @@ __device__ int order_numbers[] = {{kPrepareThreads, 0}};
 """
 ELEMENTS = {torch.bfloat16: ("bf16", "__nv_bfloat16"), torch.float16: ("f16", "__half")}
 
-pytestmark = pytest.mark.skipif(nvcc() is None, reason="nvcc: not found in $CUDA_HOME/bin nor on PATH")
+pytestmark = [
+    pytest.mark.nvcc,
+    pytest.mark.skipif(nvcc() is None, reason="nvcc: not found in $CUDA_HOME/bin nor on PATH"),
+]
 
 
 class Params(ctypes.Structure):
@@ -373,6 +376,12 @@ def test_every_ring_wraps() -> None:
     check(kernels(torch.float16, 64), make_problem(random_lists(1, 24, 2), [BLOCK, 30], torch.float16, 64))
 
 
+def test_a_consumer_that_skips_more_steps_than_are_planned_ahead() -> None:
+    """Nobody waits for what it has to say meanwhile."""
+    rows = [[0, 1] if row in (0, 26) else [0] for row in range(28)]
+    check(kernels(torch.float16, 64), make_problem([[rows]], [BLOCK, BLOCK], torch.float16, 64))
+
+
 def test_batches_grouped_heads_and_order() -> None:
     """Two query heads to a kv head, two batches; kv blocks paired by what their lists share, costly items first."""
     problem = make_problem(random_lists(4, 3, 5, 2), [BLOCK, 5, BLOCK, 0, BLOCK], torch.float16, 64, kv_heads=2)
@@ -398,8 +407,11 @@ def test_batches_grouped_heads_and_order() -> None:
         assert best == max(common[a, b] for a, b in items if b >= 0)
 
 
-def test_without_dq() -> None:
-    check(kernels(torch.float16, 64, with_dq=False), make_problem(LISTS, RAGGED, torch.float16, 64))
+@pytest.mark.parametrize("with_dq", [False, True], ids=["without-dq", "with-dq"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+def test_instantiations(dtype: torch.dtype, head_dim: int, with_dq: bool) -> None:
+    check(kernels(dtype, head_dim, with_dq=with_dq), make_problem(LISTS, RAGGED, dtype, head_dim))
 
 
 @pytest.mark.parametrize("sizes", [FULL, RAGGED])

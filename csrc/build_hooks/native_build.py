@@ -61,14 +61,23 @@ def find_nvcc() -> str:
     if not found:
         raise ToolchainMissing("nvcc was found neither in $CUDA_HOME/bin nor on PATH nor in /usr/local/cuda/bin")
     nvcc = str(found[0])
-    printed = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
-    release = re.search(r"release (\d+)\.(\d+)", printed)
-    version = tuple(map(int, release.groups())) if release else (0, 0)
+    release = re.search(r"release (\d+)\.(\d+)", _version_text(nvcc))
+    if release is None:
+        raise ToolchainMissing(f"{nvcc} does not run, or does not say its version")
+    version = tuple(map(int, release.groups()))
     if version < LEAST_CUDA:
         raise ToolchainMissing(f"{nvcc} is CUDA {_dotted(version)}; supported: CUDA >= {_dotted(LEAST_CUDA)}")
     if shutil.which(os.environ.get("CXX", "c++")) is None:
         raise ToolchainMissing("no C++ compiler was found")
     return nvcc
+
+
+def _version_text(program: str) -> str:
+    """What it prints as its version; nothing if it does not run."""
+    try:
+        return subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return ""
 
 
 def find_cmake() -> str:
@@ -77,8 +86,7 @@ def find_cmake() -> str:
     for path in (shutil.which("cmake"), beside if beside.exists() else None):
         if path is None:
             continue
-        printed = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-        release = re.search(r"version (\d+)\.(\d+)", printed)
+        release = re.search(r"version (\d+)\.(\d+)", _version_text(str(path)))
         if release and tuple(map(int, release.groups())) >= LEAST_CMAKE:
             return str(path)
     raise ToolchainMissing(f"cmake >= {_dotted(LEAST_CMAKE)} was not found")

@@ -2,39 +2,12 @@
 // of two rows, and the four lanes of a quad share the rows (../ptx/wgmma.cuh).
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
-#include <type_traits>
 
 #include "../ptx/warp.cuh"
+#include "fragments.cuh"
 
 namespace vsa {
-
-__device__ __forceinline__ float exp2_approximate(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ float log2_approximate(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// Two values as one register, `low` in its low half.
-template <typename T>
-__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
-  uint32_t packed;
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  }
-  return packed;
-}
 
 // Columns from `size` on get -inf.
 template <int kValues>

@@ -15,10 +15,4 @@ __device__ __forceinline__ void wait_bulk_reads() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// Until at most kPending of this thread's groups are not complete.
-template <int kPending>
-__device__ __forceinline__ void wait_bulk_groups() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
 }  // namespace vsa::ptx

@@ -15,4 +15,11 @@ __device__ __forceinline__ void load_matrices(uint32_t (&registers)[4], const vo
                : "memory");
 }
 
+// The other way.
+__device__ __forceinline__ void store_matrices(void* row, const uint32_t (&registers)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+               "r"(registers[0]), "r"(registers[1]), "r"(registers[2]), "r"(registers[3])
+               : "memory");
+}
+
 }  // namespace vsa::ptx

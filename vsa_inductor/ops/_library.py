@@ -152,8 +152,10 @@ def define_overload(
 def supplied_by_library(unavailable: Callable[[], Exception]) -> Callable[..., Any]:
     """What stands for the implementation of an operator that a native library brings.
 
-    A library registers for the dispatch key of its device, which goes before this one. Without a library, and on
-    another device, the call raises what ``unavailable`` returns.
+    A library registers for the dispatch key of its device, which goes before this one.
+
+    Args:
+        unavailable: what a call raises without a library, and on another device: a `BackendUnavailableError`.
     """
 
     def implementation(*args: Any, **kwargs: Any) -> Any:

@@ -8,12 +8,9 @@
 // arithmetic is the same.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
 
-#include "../../common/softmax.cuh"
+#include "../../common/fragments.cuh"
 #include "around.h"
 
 namespace vsa::sm90::bwd {
@@ -21,28 +18,9 @@ namespace vsa::sm90::bwd {
 constexpr int kAroundThreads = 256;
 constexpr int kChunk = 8;  // elements of 16 bytes
 
-__device__ __forceinline__ float dot_pair(__nv_bfloat162 x, __nv_bfloat162 y, float sum) {
-  return fmaf(__high2float(x), __high2float(y), fmaf(__low2float(x), __low2float(y), sum));
-}
-__device__ __forceinline__ float dot_pair(__half2 x, __half2 y, float sum) {
-  return fmaf(__high2float(x), __high2float(y), fmaf(__low2float(x), __low2float(y), sum));
-}
-
-template <typename T>
-struct Pair;
-template <>
-struct Pair<__nv_bfloat16> {
-  using Type = __nv_bfloat162;
-};
-template <>
-struct Pair<__half> {
-  using Type = __half2;
-};
-
 // A row for every kHeadDim / kChunk lanes; rows of all heads in a line.
 template <typename T, int kHeadDim>
 __global__ void __launch_bounds__(kAroundThreads) delta_kernel(const __grid_constant__ DeltaParams params) {
-  using Two = typename Pair<T>::Type;
   constexpr int kLanes = kHeadDim / kChunk;
   constexpr float kInverseLn2 = 1.4426950408889634f;
   const int64_t row = (int64_t{blockIdx.x} * kAroundThreads + threadIdx.x) / kLanes;
@@ -57,10 +35,12 @@ __global__ void __launch_bounds__(kAroundThreads) delta_kernel(const __grid_cons
     const T* dout = static_cast<const T*>(params.dout) + batch * params.dout_strides[0] +
                     head * params.dout_strides[1] + token * params.dout_strides[2];
     const uint4 b = *reinterpret_cast<const uint4*>(dout + lane * kChunk);
-    const Two* x = reinterpret_cast<const Two*>(&a);
-    const Two* y = reinterpret_cast<const Two*>(&b);
+    const uint32_t x[] = {a.x, a.y, a.z, a.w}, y[] = {b.x, b.y, b.z, b.w};
 #pragma unroll
-    for (int i = 0; i < kChunk / 2; ++i) sum = dot_pair(x[i], y[i], sum);
+    for (int i = 0; i < kChunk / 2; ++i) {
+      const float2 left = unpack_pair<T>(x[i]), right = unpack_pair<T>(y[i]);
+      sum = fmaf(left.y, right.y, fmaf(left.x, right.x, sum));
+    }
   }
 #pragma unroll
   for (int distance = kLanes / 2; distance > 0; distance /= 2) {

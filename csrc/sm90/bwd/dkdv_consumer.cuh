@@ -8,8 +8,8 @@
 // Keys are rows, so that nothing of P and dS that dk and dv need has to pass through shared memory.
 #pragma once
 
+#include "../../ptx/matrix.cuh"
 #include "../../ptx/named_barrier.cuh"
-#include "../../ptx/store_matrix.cuh"
 #include "dkdv_item.cuh"
 #include "fragments.cuh"
 #include "products.cuh"
@@ -31,8 +31,8 @@ __device__ __forceinline__ void exponentiate(uint32_t (&rP)[4][4], const float (
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int at = 4 * j + 2 * h;
-      rP[j / 2][2 * (j % 2) + h] = pack<T>(exp2_approximate(fmaf(rS[at], sm_scale_log2, -lse[j].x)),
-                                           exp2_approximate(fmaf(rS[at + 1], sm_scale_log2, -lse[j].y)));
+      rP[j / 2][2 * (j % 2) + h] = pack_pair<T>(exp2_approximate(fmaf(rS[at], sm_scale_log2, -lse[j].x)),
+                                                exp2_approximate(fmaf(rS[at + 1], sm_scale_log2, -lse[j].y)));
     }
   }
 }
@@ -47,8 +47,8 @@ __device__ __forceinline__ void differentiate(uint32_t (&rDs)[4][4], const uint3
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int at = 4 * j + 2 * h;
-      const float2 p = unpack<T>(rP[j / 2][2 * (j % 2) + h]);
-      rDs[j / 2][2 * (j % 2) + h] = pack<T>(p.x * (rDp[at] - delta[j].x), p.y * (rDp[at + 1] - delta[j].y));
+      const float2 p = unpack_pair<T>(rP[j / 2][2 * (j % 2) + h]);
+      rDs[j / 2][2 * (j % 2) + h] = pack_pair<T>(p.x * (rDp[at] - delta[j].x), p.y * (rDp[at + 1] - delta[j].y));
     }
   }
 }
@@ -101,7 +101,7 @@ __device__ void consume(const AttentionBackwardParams& params, typename Traits::
       if constexpr (!Traits::kKeysInRegisters) ptx::fence_async_shared();
     }
     __syncwarp();
-    ptx::sync_named<kWarpgroup>(1 + consumer);
+    ptx::sync_named<kWarpgroup>(kConsumer0 + consumer);
   }
   ptx::wait(shared.full_v, 0);
   uint32_t rK[kHeadDim / kDepth][4], rV[kHeadDim / kDepth][4];

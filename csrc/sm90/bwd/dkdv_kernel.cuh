@@ -14,8 +14,8 @@
 //
 // What the async proxy reads of generic writes is fenced by the Publisher and the Drainer, single threads behind the
 // barrier that the writers arrive at: in the writers' own time those fences cost 5 % of the Consumers' and 31 % of the
-// Reducer's (NOTES.md). Everybody learns the steps of the walk from sPlan: a stage is gone before the Reducer comes to
-// it.
+// Reducer's (NOTES.md). All but the Consumers learn the steps of the walk from sPlan: a stage, and with it what
+// Consumers read there, is gone before the Reducer comes to it.
 #pragma once
 
 #include "../../ptx/registers.cuh"

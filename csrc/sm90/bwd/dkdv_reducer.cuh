@@ -14,7 +14,6 @@
 
 #include "../../ptx/bulk.cuh"
 #include "../../ptx/bulk_reduce.cuh"
-#include "../../ptx/store_matrix.cuh"
 #include "../../ptx/warp.cuh"
 #include "dkdv_item.cuh"
 #include "products.cuh"
@@ -101,12 +100,15 @@ __device__ void reduce(typename Traits::Shared& shared, int thread) {
 }
 
 // The Publisher: makes the dS tiles of one consumer visible to wgmma, for the Reducer. By one thread: a fence of the
-// threads that write waits until the writes are done, this one finds them done and holds up nobody.
+// threads that write waits until the writes are done, this one finds them done and holds up nobody. The Publishers are
+// lanes of one warp and go through the steps together: nobody waits for one whose consumer skips steps, and the
+// Scheduler would come round the ring and overwrite what it has yet to read.
 template <typename Traits>
 __device__ void publish_ds(typename Traits::Shared& shared, int consumer) {
   ptx::RingPosition<Traits::kPlanSteps> plan;
   ptx::RingPosition<Traits::kSlots> slot;
   for (;; plan.advance()) {
+    __syncwarp((1u << kConsumers) - 1);
     ptx::wait(shared.planned[plan.stage], plan.parity);
     const int wanted = shared.sPlan[plan.stage].wanted;
     if (wanted == 0) break;

@@ -17,7 +17,6 @@
 #include "../../ptx/bulk.cuh"
 #include "../../ptx/named_barrier.cuh"
 #include "../../ptx/registers.cuh"
-#include "../../ptx/tma.cuh"
 #include "../../ptx/warp.cuh"
 #include "fragments.cuh"
 #include "lists.cuh"
@@ -98,7 +97,7 @@ __device__ __forceinline__ void differentiate_rows(uint32_t (&rDs)[4][4], const 
         ds[i] = exp2_approximate(fmaf(rS[at], sm_scale_log2, -lse[h])) * (rDp[at] - delta[h]);
         if (kPartial && 8 * j + 2 * quad + i >= size) ds[i] = 0;
       }
-      rDs[j / 2][2 * (j % 2) + h] = pack<T>(ds[0], ds[1]);
+      rDs[j / 2][2 * (j % 2) + h] = pack_pair<T>(ds[0], ds[1]);
     }
   }
 }
@@ -107,7 +106,6 @@ __device__ __forceinline__ void differentiate_rows(uint32_t (&rDs)[4][4], const 
 template <typename Traits>
 __device__ __forceinline__ void clear_keys(typename Traits::Shared& shared, int stage, int wanted, int consumer,
                                            int thread) {
-  constexpr int kPairBarrier = 1, kOwnBarrier = 2;
   const bool both = wanted == kBothConsumers;
   if (!both || consumer == 0) {
     clear_tile_rows<Traits::kBoxes>(shared.sK[stage], shared.sSize[stage], thread);
@@ -115,11 +113,11 @@ __device__ __forceinline__ void clear_keys(typename Traits::Shared& shared, int 
   }
   __syncwarp();
   if (both) {
-    ptx::sync_named<kConsumers * kWarpgroup>(kPairBarrier);
+    ptx::sync_named<kConsumers * kWarpgroup>(kAllConsumers);
   } else if (consumer == 0) {
-    ptx::sync_named<kWarpgroup>(kOwnBarrier);
+    ptx::sync_named<kWarpgroup>(kConsumer0);
   } else {
-    ptx::sync_named<kWarpgroup>(kOwnBarrier + 1);
+    ptx::sync_named<kWarpgroup>(kConsumer1);
   }
 }
 

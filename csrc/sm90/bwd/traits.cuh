@@ -22,6 +22,13 @@ constexpr int kElementBytes = 2;
 constexpr int kConsumers = 2;
 constexpr int kBothConsumers = (1 << kConsumers) - 1;  // as a set: bit c is consumer c
 
+// Hardware barriers; 0 is __syncthreads.
+enum NamedBarrier : uint32_t {
+  kConsumer0 = 1,  // the warps of one consumer, and of the next under the next number
+  kConsumer1 = 2,
+  kAllConsumers = 3,
+};
+
 // What a box of an operand map leaves in shared memory.
 constexpr int kBoxBytes = kBoxColumns * kBoxRows * kElementBytes;
 
@@ -97,7 +104,8 @@ struct DkdvTraits {
   static constexpr int kSlots = 2;
   // Steps that the Scheduler may be ahead of the Drainer: a consumer is at most kSlots of its own steps ahead of the
   // Reducer, so that all of them together pass at most kConsumers * kSlots + 1 steps, the stages are ahead of those,
-  // and the Reducer is kPieces ahead of the Drainer, each a step where D is 64.
+  // and the Reducer is kPieces ahead of the Drainer, each a step where D is 64. Publishers keep to the step of the one
+  // that the Reducer waits for.
   static constexpr int kPlanSteps = 16;
   static_assert(kPlanSteps > kStages + kConsumers * kSlots + 1 + 2,
                 "the Scheduler would overwrite a step still needed");

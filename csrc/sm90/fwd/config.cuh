@@ -5,7 +5,7 @@
 
 namespace vsa::sm90::fwd {
 
-// Two consumers with two kv tiles a step: the fastest on an H200 (../../NOTES.md). Stages: all of the 227 KB that Q,
+// Two consumers with two kv tiles a step: the fastest on an H200 (../../NOTES.md). Stages: all of the 227 KB that
 // records and barriers leave.
 template <int kHeadDim>
 struct Stages;
@@ -16,10 +16,10 @@ struct Stages<128> {
   static constexpr int kValues = 7;
 };
 
-// Tiles of half the size. A V tile is held longer, from its copy until the products of the step after.
+// Tiles of half the size.
 template <>
 struct Stages<64> {
-  static constexpr int kKeys = 10;
+  static constexpr int kKeys = 14;
   static constexpr int kValues = 14;
 };
 

@@ -91,8 +91,12 @@ class Consumer {
     if constexpr (kTiles == 2) ptx::wait(shared_.v_full[step.second.value_stage()], step.second.value_parity());
   }
 
-  __device__ __forceinline__ void take_turn() { ptx::sync_named<kConsumers * kWarpgroup>(1 + consumer_); }
-  __device__ __forceinline__ void pass_turn() { ptx::arrive_named<kConsumers * kWarpgroup>(2 - consumer_); }
+  __device__ __forceinline__ void take_turn() {
+    ptx::sync_named<kConsumers * kWarpgroup>(kTurnOfConsumer0 + consumer_);
+  }
+  __device__ __forceinline__ void pass_turn() {
+    ptx::arrive_named<kConsumers * kWarpgroup>(kTurnOfConsumer1 - consumer_);
+  }
 
   // S = Q K^T of one tile.
   __device__ __forceinline__ void multiply_keys(float (&rS)[kScoreValues], Entry entry) {

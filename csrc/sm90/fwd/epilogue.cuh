@@ -6,21 +6,6 @@
 
 namespace vsa::sm90::fwd {
 
-// Lane i of a quad gives words[j] to lane j and gets the words[i] of the others: words[j] then is lane j's.
-__device__ __forceinline__ void transpose_quad(uint32_t (&words)[4], int lane) {
-#pragma unroll
-  for (int distance = 1; distance <= 2; distance *= 2) {
-    const bool upper = lane & distance;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i & distance) continue;
-      const uint32_t given = upper ? words[i] : words[i + distance];
-      const uint32_t received = __shfl_xor_sync(ptx::kWholeWarp, given, distance);
-      (upper ? words[i] : words[i + distance]) = received;
-    }
-  }
-}
-
 // rO is a fragment of products with D columns. Four neighbouring words of a row are gathered in one lane, so that a
 // quad writes 64 bytes of a row at a time.
 template <typename Traits>

@@ -3,9 +3,9 @@
 //   q [B, Hq, Sq, D]   k, v [B, Hkv, Skv, D]   out [B, Hq, Sq, D]   lse_log2 [B, Hq, Sq]      T, fp32 for lse
 //   lists of kv blocks per (batch, head, q block); a tile is 64 tokens, a block one or two of them
 //
-// A work item is kConsumers neighbouring q tiles of one head, a consumer warpgroup each. Their lists are merged: a tile
-// of K and V that several of them want is loaded once. Persistent blocks, one a multiprocessor, take items blockIdx.x,
-// blockIdx.x + gridDim.x, ...; all roles walk the same items, each at its own pace.
+// A work item is kConsumers neighbouring q tiles of one head, a consumer warpgroup each. Their lists are merged: as a
+// rule, a tile of K and V that both of them want is loaded once. Persistent blocks, one a multiprocessor, take items
+// blockIdx.x, blockIdx.x + gridDim.x, ...; all roles walk the same items, each at its own pace.
 //
 //   Scheduler  warp 0 of the producer warpgroup   lists, sizes -> records[kRecords]
 //   Loader     warps 1, 2    k -> sK[kKeyStages], v -> sV[kValueStages], by tensor copies

@@ -115,10 +115,10 @@ __device__ void clear_values(const AttentionForwardParams& params, SharedStorage
   follow_schedule(
       params, shared, [](const WorkItem<Traits>&) {},
       [&](Load load) {
+        // Swizzling permutes pieces within a row: whole rows need no address arithmetic.
         if (load.size() != kTile) {
           ptx::wait(shared.v_raw[stage], parities >> stage & 1);
           parities ^= 1u << stage;
-      // Swizzling permutes pieces within a row: whole rows need no address arithmetic.
 #pragma unroll 1
           for (int box = 0; box < Traits::kBoxes; ++box) {
             uint4* pieces = reinterpret_cast<uint4*>(shared.sV[stage] + box * Traits::kBoxElements);

@@ -75,14 +75,14 @@ class Scheduler {
   static constexpr int kNone = INT_MAX;
   static constexpr int kBoth = kConsumers;  // the queue of tiles that both list
 
-  // The first copy waits for three loads that depend on each other: a count, ids, their sizes. All of them are fetched
-  // into L2 at once, as far as the first lanes' lines reach.
+  // The first copy waits for three loads that depend on each other: a count, ids, their sizes. Ids and sizes are
+  // fetched into L2 meanwhile, as far as the first lanes' lines reach.
   __device__ void prefetch(const WorkItems<Traits>& items) const {
     constexpr int kLine = 32;  // ints
     const WorkItem<Traits> item = items.decode(params_, blockIdx.x);
     const int block = item.q_tile / Traits::kSubBlocks;
     const int64_t list = int64_t{item.row} * params_.Nq + block;
-    if (lane_ < kConsumers && block + lane_ < params_.Nq)
+    if (lane_ < kConsumers / Traits::kSubBlocks && block + lane_ < params_.Nq)
       ptx::prefetch(params_.kv_indices + (list + lane_) * params_.M);
     if (lane_ * kLine < params_.Nkv) ptx::prefetch(params_.kv_block_sizes + lane_ * kLine);
   }

@@ -17,6 +17,11 @@ constexpr int kTile = 64;
 static_assert(kTile == kBoxRows, "a tile is filled by boxes of its rows");
 // Neighbouring q tiles of a head, a consumer warpgroup each, that share the copies of kv tiles which both list.
 constexpr int kConsumers = 2;
+// Hardware barriers; 0 is __syncthreads.
+enum NamedBarrier : uint32_t {
+  kTurnOfConsumer0 = 1,  // it waits there; the other one arrives there when it passes the turn
+  kTurnOfConsumer1 = 2,
+};
 // Kv tiles of one softmax. Two halve what a step costs besides products and exponentials; registers end there.
 constexpr int kStepTiles = 2;
 // Kv tiles that the scheduler reads of a list at a time, and that a record names to be copied at most: one a lane.
@@ -145,7 +150,7 @@ struct WorkItems {
         groups((q_tiles + kConsumers - 1) / kConsumers),
         count(params.B * params.Hq * groups) {}
 
-  // How many this block has: blockIdx.x, blockIdx.x + gridDim.x, ...
+  // How many this block has: blockIdx.x, blockIdx.x + gridDim.x, ... One at least: grids are no larger than `count`.
   __device__ int of_this_block() const {
     return (count - static_cast<int>(blockIdx.x) - 1) / static_cast<int>(gridDim.x) + 1;
   }
