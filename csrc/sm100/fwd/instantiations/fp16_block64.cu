@@ -1,0 +1,7 @@
+#include "../run.cuh"
+
+namespace vsa::sm100::fwd {
+
+template void run_forward<__half, 64>(const ForwardParams&, cudaStream_t);
+
+}  // namespace vsa::sm100::fwd

@@ -1,0 +1,27 @@
+#include "launch.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <string>
+
+#include "../../checks.h"
+#include "run.h"
+
+namespace vsa::sm100 {
+namespace {
+
+template <typename T>
+void launch_typed(const ForwardParams& params, int block_size, cudaStream_t stream) {
+  (block_size == 64 ? fwd::run_forward<T, 64> : fwd::run_forward<T, 128>)(params, stream);
+}
+
+}  // namespace
+
+void launch_forward(const ForwardParams& params, Dtype dtype, int head_dim, int block_size, cudaStream_t stream) {
+  if (head_dim != 128) refuse("head_dim", std::to_string(head_dim), "128");
+  if (block_size != 64 && block_size != 128) refuse("block_size", std::to_string(block_size), "64 or 128");
+  (dtype == Dtype::kBFloat16 ? launch_typed<__nv_bfloat16> : launch_typed<__half>)(params, block_size, stream);
+}
+
+}  // namespace vsa::sm100
