@@ -194,6 +194,7 @@ def _installed(module: str, what: str) -> Any:
 
 PROVIDERS: dict[str, Callable[[AttentionProblem], Steps]] = {
     "sm90": lambda problem: ours(problem, "sm90"),
+    "sm100": lambda problem: ours(problem, "sm100"),
     "triton": lambda problem: ours(problem, "triton"),
     "fastvideo_triton": lambda problem: fastvideo(problem, "triton"),
     "fastvideo_tk": lambda problem: fastvideo(problem, "sm90"),

@@ -1,5 +1,6 @@
-// vsa::attention_sm90 and vsa::attention_backward_sm90 for torch, through its stable ABI. Schemas, tags and fakes are
-// in vsa_inductor/ops/attention.py and attention_backward.py: here are implementations for the CUDA dispatch key only.
+// vsa::attention_sm90, vsa::attention_backward_sm90 and vsa::attention_backward_sm90_eager for torch, through its
+// stable ABI. Schemas, tags and fakes are in vsa_inductor/ops/attention.py and attention_backward.py: here are
+// implementations for the CUDA dispatch key only.
 //
 // The functional forms allocate exactly what the fakes promise; the .out forms fill what they are given. Both look at
 // every argument, copy what a kernel could not read, and launch on torch's current stream without waiting for anything.
@@ -13,6 +14,7 @@
 
 #include "checks.h"
 #include "common/operands.h"
+#include "common/problem.h"
 #include "params.h"
 #include "sm90/bwd/around.h"
 #include "sm90/bwd/launch.h"
@@ -22,60 +24,6 @@ namespace vsa {
 namespace {
 
 using torch::stable::accelerator::DeviceGuard;
-
-constexpr double kLog2E = 1.4426950408889634;
-
-// The sizes of operands and lists that fit together.
-struct Problem {
-  Dtype dtype;
-  ScalarType scalar_type;
-  int64_t B, Hq, Hkv, Sq, Skv, D, Nq, Nkv, M;
-  int block_size;
-};
-
-void expect_int(const char* what, int64_t value) {
-  if (value > std::numeric_limits<int>::max()) refuse(what, text(value), "less than 2^31");
-}
-
-Problem checked_problem(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& kv_indices,
-                        const Tensor& kv_num_blocks, const Tensor& kv_block_sizes, int64_t block_size) {
-  for (const Named& operand : {Named{"q", &q}, Named{"k", &k}, Named{"kv_indices", &kv_indices}}) {
-    if (operand.x->dim() != 4) refuse(operand.name, text(operand.x->dim(), " dimensions"), "4 dimensions");
-  }
-  Problem p{};
-  p.dtype = operand_dtype("q", q);
-  p.scalar_type = q.scalar_type();
-  p.B = q.size(0), p.Hq = q.size(1), p.Sq = q.size(2), p.D = q.size(3);
-  p.Hkv = k.size(1), p.Skv = k.size(2), p.M = kv_indices.size(3);
-  if (p.D != 64 && p.D != 128) refuse("q.shape[3]", text(p.D), "64 or 128");
-  if (block_size != 64 && block_size != 128) refuse("block_size", text(block_size), "64 or 128");
-  if (p.Sq % block_size != 0) refuse("q.shape[2]", text(p.Sq), text("a multiple of block_size, ", block_size));
-  if (p.Skv % block_size != 0) refuse("k.shape[2]", text(p.Skv), text("a multiple of block_size, ", block_size));
-  if (p.Hkv == 0 || p.Hq % p.Hkv != 0) refuse("k.shape[1]", text(p.Hkv), text("a divisor of the heads of q, ", p.Hq));
-  p.block_size = static_cast<int>(block_size);
-  p.Nq = p.Sq / block_size;
-  p.Nkv = p.Skv / block_size;
-  expect("k", k, p.scalar_type, {p.B, p.Hkv, p.Skv, p.D});
-  expect("v", v, p.scalar_type, {p.B, p.Hkv, p.Skv, p.D});
-  expect("kv_indices", kv_indices, ScalarType::Int, {p.B, p.Hq, p.Nq, p.M});
-  expect("kv_num_blocks", kv_num_blocks, ScalarType::Int, {p.B, p.Hq, p.Nq});
-  expect("kv_block_sizes", kv_block_sizes, ScalarType::Int, {p.Nkv});
-  expect_int("q.shape[2] * q.shape[3]", p.Sq * p.D);
-  expect_int("k.shape[2] * k.shape[3]", p.Skv * p.D);
-  expect_int("kv_indices.shape[2] * kv_indices.shape[3]", p.Nq * p.M);
-  expect_int("q.shape[0] * q.shape[1] * blocks", p.B * p.Hq * std::max(p.Nq, p.Nkv));
-  return p;
-}
-
-template <typename Params>
-void fill_sizes(Params& params, const Problem& p) {
-  params.B = static_cast<int>(p.B);
-  params.Hq = static_cast<int>(p.Hq);
-  params.Hkv = static_cast<int>(p.Hkv);
-  params.Nq = static_cast<int>(p.Nq);
-  params.Nkv = static_cast<int>(p.Nkv);
-  params.M = static_cast<int>(p.M);
-}
 
 // Arguments are checked and `guarded` is the current device.
 void run_forward(const Problem& p, int32_t guarded, const Tensor& q, const Tensor& k, const Tensor& v,
@@ -152,7 +100,8 @@ std::tuple<Tensor, Tensor> attention_sm90(const Tensor q, const Tensor k, const 
 // The inputs of the backward in the order of its schema, from dout to needs_dkv. `delta` is null where it is yet to be
 // made.
 struct BackwardInputs {
-  const Tensor &dout, &q, &k, &v, &lse_log2;
+  const Tensor* dout;
+  const Tensor &q, &k, &v, &lse_log2;
   const Tensor* delta;
   const Tensor &kv_indices, &kv_num_blocks;
   const std::optional<Tensor>&q_indices, &q_offsets;
@@ -162,11 +111,11 @@ struct BackwardInputs {
   bool deterministic, needs_dq, needs_dkv;
 };
 
-Problem checked_problem(const BackwardInputs& in) {
+Problem checked_backward(const BackwardInputs& in) {
   const Problem p =
       checked_problem(in.q, in.k, in.v, in.kv_indices, in.kv_num_blocks, in.kv_block_sizes, in.block_size);
   if (in.block_size != 64) refuse("block_size", text(in.block_size), "64");
-  expect("dout", in.dout, p.scalar_type, {p.B, p.Hq, p.Sq, p.D});
+  expect("dout", *in.dout, p.scalar_type, {p.B, p.Hq, p.Sq, p.D});
   expect("lse_log2", in.lse_log2, ScalarType::Float, {p.B, p.Hq, p.Sq});
   if (in.delta != nullptr) expect("delta", *in.delta, ScalarType::Float, {p.B, p.Hq, p.Sq});
   expect_scale(in.sm_scale);
@@ -177,23 +126,18 @@ Problem checked_problem(const BackwardInputs& in) {
   return p;
 }
 
-int32_t backward_device(const BackwardInputs& in, const Tensor& dq_accum, const Tensor& dk, const Tensor& dv) {
-  const Tensor* q_indices = in.needs_dkv ? &*in.q_indices : nullptr;
-  const Tensor* q_offsets = in.needs_dkv ? &*in.q_offsets : nullptr;
+int32_t device_of(const BackwardInputs& in) {
   return common_device({{"q", &in.q},
                         {"k", &in.k},
                         {"v", &in.v},
-                        {"dout", &in.dout},
+                        {"dout", in.dout},
                         {"lse_log2", &in.lse_log2},
                         {"delta", in.delta},
                         {"kv_indices", &in.kv_indices},
                         {"kv_num_blocks", &in.kv_num_blocks},
-                        {"q_indices", q_indices},
-                        {"q_offsets", q_offsets},
-                        {"kv_block_sizes", &in.kv_block_sizes},
-                        {"dq_accum", &dq_accum},
-                        {"dk", &dk},
-                        {"dv", &dv}});
+                        {"q_indices", in.needs_dkv ? &*in.q_indices : nullptr},
+                        {"q_offsets", in.needs_dkv ? &*in.q_offsets : nullptr},
+                        {"kv_block_sizes", &in.kv_block_sizes}});
 }
 
 void run_backward(const Problem& p, int32_t guarded, const BackwardInputs& in, Tensor& dq_accum, Tensor& dk,
@@ -206,7 +150,7 @@ void run_backward(const Problem& p, int32_t guarded, const BackwardInputs& in, T
   const Operand q_blocks = block_operand(scaled_q, p.dtype);
   const Operand k_blocks = block_operand(in.k, p.dtype);
   const Operand v_blocks = block_operand(in.v, p.dtype);
-  const Operand dout_blocks = block_operand(in.dout, p.dtype);
+  const Operand dout_blocks = block_operand(*in.dout, p.dtype);
   const Tensor lse_log2 = dense(in.lse_log2), delta = dense(*in.delta);
   const Tensor indices = dense(in.kv_indices), counts = dense(in.kv_num_blocks), sizes = dense(in.kv_block_sizes);
   AttentionBackwardParams params{};
@@ -245,7 +189,7 @@ void attention_backward_sm90_out(const Tensor dout, const Tensor q, const Tensor
                                  const std::optional<Tensor> q_offsets, const Tensor kv_block_sizes, double sm_scale,
                                  int64_t block_size, bool deterministic, bool needs_dq, bool needs_dkv, Tensor dq_accum,
                                  Tensor dk, Tensor dv) {
-  const BackwardInputs in{dout,
+  const BackwardInputs in{&dout,
                           q,
                           k,
                           v,
@@ -261,13 +205,15 @@ void attention_backward_sm90_out(const Tensor dout, const Tensor q, const Tensor
                           deterministic,
                           needs_dq,
                           needs_dkv};
-  const Problem p = checked_problem(in);
+  const Problem p = checked_backward(in);
   if (needs_dq) expect_output("dq_accum", dq_accum, ScalarType::Float, {p.B, p.Hq, p.Sq, p.D});
-  if (needs_dkv) {
-    expect_output("dk", dk, p.scalar_type, {p.B, p.Hkv, p.Skv, p.D});
-    expect_output("dv", dv, p.scalar_type, {p.B, p.Hkv, p.Skv, p.D});
+  if (!needs_dq) expect_output("dq_accum", dq_accum, ScalarType::Float, {0});
+  for (const Named& x : {Named{"dk", &dk}, Named{"dv", &dv}}) {
+    if (needs_dkv) expect_output(x.name, *x.x, p.scalar_type, {p.B, p.Hkv, p.Skv, p.D});
+    if (!needs_dkv) expect_output(x.name, *x.x, p.scalar_type, {0});
   }
-  const int32_t device = backward_device(in, dq_accum, dk, dv);
+  const int32_t device = device_of(in);
+  common_device({{"q", &q}, {"dq_accum", &dq_accum}, {"dk", &dk}, {"dv", &dv}});
   const DeviceGuard guard(device);
   run_backward(p, device, in, dq_accum, dk, dv);
 }
@@ -277,7 +223,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward_sm90(
     const Tensor kv_indices, const Tensor kv_num_blocks, const std::optional<Tensor> q_indices,
     const std::optional<Tensor> q_offsets, const Tensor kv_block_sizes, double sm_scale, int64_t block_size,
     bool deterministic, bool needs_dq, bool needs_dkv) {
-  const BackwardInputs in{dout,
+  const BackwardInputs in{&dout,
                           q,
                           k,
                           v,
@@ -293,8 +239,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward_sm90(
                           deterministic,
                           needs_dq,
                           needs_dkv};
-  const Problem p = checked_problem(in);
-  const int32_t device = backward_device(in, q, k, v);
+  const Problem p = checked_backward(in);
+  const int32_t device = device_of(in);
   const DeviceGuard guard(device);
   Tensor dq_accum = needs_dq ? empty(q, {p.B, p.Hq, p.Sq, p.D}, ScalarType::Float) : empty(q, {0}, ScalarType::Float);
   Tensor dk = needs_dkv ? empty(k, {p.B, p.Hkv, p.Skv, p.D}, p.scalar_type) : empty(k, {0}, p.scalar_type);
@@ -303,15 +249,15 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward_sm90(
   return {dq_accum, dk, dv};
 }
 
-// rowsum(out * dout) - dlse / ln 2, [B, Hq, Sq] fp32.
+// rowsum(out * dout) - dlse / ln 2, [B, Hq, Sq] fp32. `dout` is tma_readable.
 Tensor make_delta(const Problem& p, const Tensor& out, const Tensor& dout, const std::optional<Tensor>& dlse,
                   cudaStream_t stream) {
   Tensor delta = empty(out, {p.B, p.Hq, p.Sq}, ScalarType::Float);
-  const Tensor dense_out = dense(out), readable_dout = tma_readable(dout);
+  const Tensor dense_out = dense(out);
   sm90::DeltaParams params{};
   params.out = dense_out.data_ptr();
-  params.dout = readable_dout.data_ptr();
-  std::copy_n(readable_dout.strides().data(), 3, params.dout_strides);
+  params.dout = dout.data_ptr();
+  std::copy_n(dout.strides().data(), 3, params.dout_strides);
   if (dlse) {
     params.dlse = pointer<const float>(*dlse);
     std::copy_n(dlse->strides().data(), 3, params.dlse_strides);
@@ -330,7 +276,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward_sm90_eager(
     const Tensor out, const Tensor lse_log2, const Tensor kv_indices, const Tensor kv_num_blocks,
     const std::optional<Tensor> q_indices, const std::optional<Tensor> q_offsets, const Tensor kv_block_sizes,
     double sm_scale, int64_t block_size, bool deterministic, bool needs_dq, bool needs_dkv) {
-  BackwardInputs in{dout,
+  BackwardInputs in{&dout,
                     q,
                     k,
                     v,
@@ -346,10 +292,11 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward_sm90_eager(
                     deterministic,
                     needs_dq,
                     needs_dkv};
-  const Problem p = checked_problem(in);
+  const Problem p = checked_backward(in);
   expect("out", out, p.scalar_type, {p.B, p.Hq, p.Sq, p.D});
   if (dlse) expect("dlse", *dlse, ScalarType::Float, {p.B, p.Hq, p.Sq});
-  const int32_t device = backward_device(in, out, dlse ? *dlse : out, q);
+  const int32_t device = device_of(in);
+  common_device({{"q", &q}, {"out", &out}, {"dlse", dlse ? &*dlse : nullptr}});
   const DeviceGuard guard(device);
   Tensor dq = needs_dq ? empty(q, {p.B, p.Hq, p.Sq, p.D}, p.scalar_type) : empty(q, {0}, p.scalar_type);
   Tensor dk = needs_dkv ? empty(k, {p.B, p.Hkv, p.Skv, p.D}, p.scalar_type) : empty(k, {0}, p.scalar_type);
@@ -359,7 +306,9 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward_sm90_eager(
     return {dq, dk, dv};
   }
   const cudaStream_t stream = current_stream(device);
-  const Tensor delta = make_delta(p, out, dout, dlse, stream);
+  const Tensor readable_dout = tma_readable(dout);
+  const Tensor delta = make_delta(p, out, readable_dout, dlse, stream);
+  in.dout = &readable_dout;
   in.delta = &delta;
   Tensor dq_accum = needs_dq ? empty(q, {p.B, p.Hq, p.Sq, p.D}, ScalarType::Float) : empty(q, {0}, ScalarType::Float);
   run_backward(p, device, in, dq_accum, dk, dv);

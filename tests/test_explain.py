@@ -234,7 +234,7 @@ def test_attention_block(block_report: RegionReport) -> None:
     (use,) = block_report.backends
     assert (use.forward.split("@")[0], use.backward.split("@")[0]) == ("eager", "eager")
     assert {(refusal.backend, refusal.direction) for refusal in block_report.refusals} == {
-        (backend, direction) for backend in ("sm90", "triton") for direction in ("forward", "backward")
+        (backend, direction) for backend in ("sm90", "sm100", "triton") for direction in ("forward", "backward")
     }
     assert all("cpu" in refusal.sentence for refusal in block_report.refusals)
     assert block_report.notes == ()

@@ -100,7 +100,7 @@ def test_an_unknown_backend_is_a_typed_error(backend):
 
 
 def test_names_are_best_first_and_the_last_takes_everything():
-    assert vsa.backend_names() == ("sm90", "triton", "eager")
+    assert vsa.backend_names() == ("sm90", "sm100", "triton", "eager")
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_the_operator_gets_names_with_the_hash_of_their_sources():
 
 def test_an_unknown_name_in_an_operator_argument():
     problem = random_problem()
-    known = "no backend 'cutlass'; this installation has sm90, triton, eager"
+    known = "no backend 'cutlass'; this installation has sm90, sm100, triton, eager"
     with pytest.raises(vsa.BackendUnavailableError, match=known):
         problem.forward("cutlass@12345678")
 
@@ -268,7 +268,7 @@ def test_the_report_says_what_runs_here_and_why_the_rest_cannot():
     report = vsa.backend_report()
     cpu = report.devices[0]
     assert cpu.device == "cpu" and cpu.backends == ("eager",)
-    assert {refusal.backend for refusal in cpu.refusals} == {"sm90", "triton"}
+    assert {refusal.backend for refusal in cpu.refusals} == {"sm90", "sm100", "triton"}
     text = str(report)
     assert f"torch {torch.__version__}" in text and "cpu: eager" in text
     assert all(str(refusal) in text for refusal in cpu.refusals)

@@ -29,6 +29,35 @@ Encode encode_tiled() {
   return found;
 }
 
+// The map of `rank` dimensions, innermost first, strides in bytes. 128-byte swizzle.
+CUtensorMap encoded(void* data, Dtype dtype, int rank, const cuuint64_t* sizes, const cuuint64_t* strides,
+                    const cuuint32_t* box) {
+  const cuuint32_t element_strides[] = {1, 1, 1, 1};
+  const auto type = dtype == Dtype::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  CUtensorMap map;
+  const auto encode = [&] {
+    return encode_tiled()(&map, type, static_cast<cuuint32_t>(rank), data, sizes, strides, box, element_strides,
+                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult result = encode();
+  if (result == CUDA_ERROR_INVALID_CONTEXT) {
+    // A thread that has not used the runtime yet: a launch gives it a context by itself, the driver does not.
+    int device = 0;
+    VSA_CHECK_CUDA(cudaGetDevice(&device));
+    VSA_CHECK_CUDA(cudaSetDevice(device));
+    result = encode();
+  }
+  if (result != CUDA_SUCCESS) {
+    std::string words = text("cuTensorMapEncodeTiled: error ", static_cast<int>(result), " for sizes {");
+    for (int axis = 0; axis < rank; ++axis) words += text(axis == 0 ? "" : ", ", sizes[axis]);
+    words += "} and strides {";
+    for (int axis = 0; axis < rank - 1; ++axis) words += text(axis == 0 ? "" : ", ", strides[axis]);
+    fail(words + "} bytes");
+  }
+  return map;
+}
+
 }  // namespace
 
 bool tma_ready(const Tensor4& x) {
@@ -52,28 +81,14 @@ CUtensorMap block_map(const Tensor4& x, Dtype dtype) {
     strides[axis] = sizes[axis + 1] == 1 ? sizes[0] * kElementBytes : static_cast<cuuint64_t>(stride);
   }
   const cuuint32_t box[kRank] = {kBoxColumns, kBoxRows, 1, 1};
-  const cuuint32_t element_strides[kRank] = {1, 1, 1, 1};
-  const auto type = dtype == Dtype::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  CUtensorMap map;
-  const auto encoded = [&] {
-    return encode_tiled()(&map, type, kRank, x.data, sizes, strides, box, element_strides,
-                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  };
-  CUresult result = encoded();
-  if (result == CUDA_ERROR_INVALID_CONTEXT) {
-    // A thread that has not used the runtime yet: a launch gives it a context by itself, the driver does not.
-    int device = 0;
-    VSA_CHECK_CUDA(cudaGetDevice(&device));
-    VSA_CHECK_CUDA(cudaSetDevice(device));
-    result = encoded();
-  }
-  if (result != CUDA_SUCCESS) {
-    fail(text("cuTensorMapEncodeTiled: error ", static_cast<int>(result), " for sizes {", sizes[0], ", ", sizes[1],
-              ", ", sizes[2], ", ", sizes[3], "} and strides {", strides[0], ", ", strides[1], ", ", strides[2],
-              "} bytes"));
-  }
-  return map;
+  return encoded(x.data, dtype, kRank, sizes, strides, box);
+}
+
+CUtensorMap matrix_map(void* data, int64_t rows, int64_t columns, int box_rows, Dtype dtype) {
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(columns * kElementBytes)};
+  const cuuint32_t box[] = {kBoxColumns, static_cast<cuuint32_t>(box_rows)};
+  return encoded(data, dtype, 2, sizes, strides, box);
 }
 
 }  // namespace vsa

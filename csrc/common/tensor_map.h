@@ -23,4 +23,8 @@ bool tma_ready(const Tensor4& x);
 // The map of [B, H, S, D], which must be tma_ready and not empty, for boxes of kBoxColumns x kBoxRows.
 CUtensorMap block_map(const Tensor4& x, Dtype dtype);
 
+// The map of a dense matrix of `rows` by `columns`, a multiple of 8 and neither 0, for boxes of kBoxColumns columns by
+// `box_rows` rows.
+CUtensorMap matrix_map(void* data, int64_t rows, int64_t columns, int box_rows, Dtype dtype);
+
 }  // namespace vsa

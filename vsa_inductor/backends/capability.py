@@ -15,12 +15,12 @@ from torch import Tensor
 
 from ..errors import BackendUnavailableError
 from ..options import AUTO, Options
-from . import eager, sm90, triton
+from . import eager, sm90, sm100, triton
 from .contract import Backend, Problem
 from .layout import LayoutKernels
 
 # Best first. The last one takes everything.
-_ORDER: list[Backend] = [sm90.BACKEND, triton.BACKEND, eager.BACKEND]
+_ORDER: list[Backend] = [sm90.BACKEND, sm100.BACKEND, triton.BACKEND, eager.BACKEND]
 DIRECTIONS = ("forward", "backward")
 
 

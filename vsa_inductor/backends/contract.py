@@ -82,6 +82,7 @@ class Backend:
         arithmetic: how eager does the work around it.
         expected: whether it is what runs such a problem's device, so that its refusal is a surprise.
         eager_backward: an operator that runs the whole backward in one trip, if there is one.
+        note: what users have to know of it, for reports.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Backend:
     arithmetic: TorchArithmetic
     expected: Callable[[Problem], bool] = _on_cuda
     eager_backward: torch._ops.OpOverload | None = None
+    note: str = ""
 
     @property
     def forward_op(self) -> torch._ops.OpOverload:

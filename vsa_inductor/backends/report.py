@@ -46,7 +46,7 @@ class BackendReport:
     def __str__(self) -> str:
         lines = [f"torch {torch.__version__}", f"native library: {self.native.reason}"]
         for device in self.devices:
-            lines.append(f"{device.device}: {', '.join(device.backends)}")
+            lines.append(f"{device.device}: {', '.join(_with_note(name) for name in device.backends)}")
             lines += [f"  {refusal}" for refusal in device.refusals]
         lines.append("compiled by: " + ", ".join(f"{op} {tier}" for op, tier in self.tiers))
         return "\n".join(lines)
@@ -69,7 +69,7 @@ class BackendReport:
             why = (
                 table("Backends that cannot run there", ("backend", "direction", "why"), refusals) if refusals else None
             )
-            heading, running = f"device-{number}", ", ".join(device.backends) or "nothing"
+            heading, running = f"device-{number}", ", ".join(map(_with_note, device.backends)) or "nothing"
             devices.append(
                 el(
                     "section",
@@ -100,6 +100,11 @@ def backend_report() -> BackendReport:
     reasons = lowerings.tier_reasons()
     tiers = tuple((op, f"{tier} ({reasons[op]})" if op in reasons else tier) for op, tier in lowerings.tiers().items())
     return BackendReport(tuple(devices), status(), tiers)
+
+
+def _with_note(name: str) -> str:
+    note = backend_named(name).note
+    return f"{name} ({note})" if note else name
 
 
 def _device_report(device_type: str, index: int | None) -> DeviceReport:

@@ -6,8 +6,8 @@
 namespace vsa::sm90::bwd {
 namespace {
 
-// Kv blocks of a head from which on pairs and their order are worth what they take: at 8192 tokens they cost 0.010 ms of
-// 0.371 (NOTES.md).
+// Kv blocks of a head from which on pairs and their order are worth what they take: at 8192 tokens they cost 0.010 ms
+// of 0.371 (NOTES.md).
 constexpr int kLeastPairedBlocks = 256;
 
 // Of the accumulator, 16 bytes each: enough blocks to fill the device, each with some work.
