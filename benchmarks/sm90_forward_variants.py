@@ -40,7 +40,7 @@ extern "C" int run(int variant, void* q, void* k, void* v, void* out, float* lse
   const auto map = [&](void* x) {{
     return block_map({{x, {{B, H, S, {d}}}, {{H * S * {d}, S * {d}, {d}, 1}}}}, Dtype::kBFloat16);
   }};
-  AttentionForwardParams p{{map(k), map(v), q, {{H * S * {d}, S * {d}, {d}}}, out, lse, indices, counts, sizes, nullptr,
+  AttentionForwardParams p{{map(k), map(v), q, {{H * S * {d}, S * {d}, {d}}}, out, lse, indices, counts, sizes,
                            B, H, H, N, N, M, scale_log2}};
   try {{
     switch (variant) {{

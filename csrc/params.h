@@ -30,7 +30,6 @@ struct AttentionForwardParams {
   const int* kv_indices;      // [B, Hq, Nq, M]
   const int* kv_num_blocks;   // [B, Hq, Nq]
   const int* kv_block_sizes;  // [Nkv], 0..block_size
-  void* workspace;            // forward_workspace_bytes(...) bytes of scratch, 256-byte aligned; nullptr if that is 0
   int B, Hq, Hkv, Nq, Nkv, M;
   float sm_scale_log2;  // scale of the scores times log2(e): probabilities are exp2(S * sm_scale_log2 - lse_log2)
 };

@@ -53,10 +53,7 @@ void run_forward(const Problem& p, int32_t guarded, const Tensor& q, const Tenso
   params.kv_block_sizes = pointer<const int>(sizes);
   fill_sizes(params, p);
   params.sm_scale_log2 = static_cast<float>(scale * kLog2E);
-  const int head_dim = static_cast<int>(p.D);
-  const auto workspace = scratch(q, sm90::forward_workspace_bytes(params, head_dim, p.block_size));
-  params.workspace = workspace ? workspace->data_ptr() : nullptr;
-  sm90::launch_forward(params, p.dtype, head_dim, p.block_size, current_stream(guarded));
+  sm90::launch_forward(params, p.dtype, static_cast<int>(p.D), p.block_size, current_stream(guarded));
 }
 
 void attention_sm90_out(const Tensor q, const Tensor k, const Tensor v, const Tensor kv_indices,

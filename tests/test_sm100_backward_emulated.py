@@ -53,7 +53,10 @@ __device__ int dq_numbers[] = {{DqTraits::kThreads, DqTraits::kSharedBytes}};
 // {headers}
 """
 
-pytestmark = pytest.mark.skipif(nvcc() is None, reason="nvcc: not found in $CUDA_HOME/bin nor on PATH")
+pytestmark = [
+    pytest.mark.nvcc,
+    pytest.mark.skipif(nvcc() is None, reason="nvcc: not found in $CUDA_HOME/bin nor on PATH"),
+]
 
 
 class Params(ctypes.Structure):

@@ -15,17 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.ptx_emulator import Device, Options, load
+from tests.emulated_forward import FULL, MIXED, SIZES, TILE, Expected, Inputs, Problem, random_lists
+from tests.ptx_emulator import Options, load
 from tests.ptx_emulator.compile import compile_cuda, nvcc
 from tests.ptx_emulator.errors import EmulatorError
-from tests.ptx_emulator.formats import decode, encode
 from tests.ptx_emulator.launch import Module, Report
-from tests.ptx_emulator.memory import Buffer
 from tests.ptx_emulator.mutants.drops import drops
 
 CSRC = Path(__file__).resolve().parents[1] / "csrc"
-TILE = 64
-SCALE_LOG2 = 0.18
 STRICT = Options(strict=True, max_instructions=1_000_000)
 KERNEL = """
 #include <cstddef>
@@ -33,8 +30,8 @@ KERNEL = """
 #include "sm90/fwd/kernel.cuh"
 using Params = vsa::AttentionForwardParams;
 using Traits = vsa::sm90::fwd::{traits};
-static_assert(offsetof(Params, q) == 256 && offsetof(Params, out) == 288 && offsetof(Params, B) == 336 &&
-              offsetof(Params, sm_scale_log2) == 360 && sizeof(Params) == 384, "the test packs the struct by hand");
+static_assert(offsetof(Params, q) == 256 && offsetof(Params, out) == 288 && offsetof(Params, B) == 328 &&
+              offsetof(Params, sm_scale_log2) == 352 && sizeof(Params) == 384, "the test packs the struct by hand");
 template __global__ void vsa::sm90::fwd::attention_forward_kernel<Traits>(const __grid_constant__ Params);
 __device__ int shared_bytes = sizeof(vsa::sm90::fwd::SharedStorage<Traits>);
 // {headers}
@@ -79,131 +76,32 @@ def compiled(v: Variant) -> Module:
     return load(compile_cuda(source, "sm_90a", ("-lineinfo", f"-I{CSRC}")))
 
 
-@dataclass
-class Problem:
-    """Lists by (batch, head, q block), sizes of kv blocks; q, k, v are drawn by `fill`."""
-
-    lists: list[list[list[list[int]]]]
-    sizes: list[int]
-    kv_heads: int = 0  # 0: as many as heads
-    filler: int = -1  # what stands past the ends of the lists
-    growth: float = 0.0  # keys of block j are multiplied by 1 + j * growth: later blocks move the maxima
-    q: np.ndarray = field(init=False)
-    k: np.ndarray = field(init=False)
-    v: np.ndarray = field(init=False)
-
-    def fill(self, v: Variant, seed: int = 0) -> None:
-        """Values that the element holds exactly; NaN wherever there is no key."""
-        rng = np.random.default_rng(seed)
-        batch, heads, rows = len(self.lists), len(self.lists[0]), len(self.lists[0][0])
-        self.kv_heads = self.kv_heads or heads
-
-        def draw(h: int, blocks: int, growth: float = 0.0) -> np.ndarray:
-            x = rng.standard_normal((batch, h, blocks, v.block, v.head_dim), dtype=np.float32)
-            x *= 1 + np.arange(blocks, dtype=np.float32)[:, None, None] * growth
-            x = x.reshape(batch, h, blocks * v.block, v.head_dim)
-            return decode(encode(x, v.element), v.element).astype(np.float32)
-
-        self.q, self.v = draw(heads, rows), draw(self.kv_heads, len(self.sizes))
-        self.k = draw(self.kv_heads, len(self.sizes), self.growth)
-        for block, size in enumerate(self.sizes):
-            for x in (self.k, self.v):
-                x[:, :, block * v.block + size : (block + 1) * v.block] = np.nan
-
-    def reference(self, v: Variant) -> tuple[np.ndarray, np.ndarray]:
-        """out and lse_log2 in double precision."""
-        out = np.zeros(self.q.shape, np.float64)
-        lse = np.full(self.q.shape[:3], -np.inf)
-        group = self.q.shape[1] // self.kv_heads
-        for b, h, r in np.ndindex(len(self.lists), len(self.lists[0]), len(self.lists[0][0])):
-            keys = [j * v.block + t for j in self.lists[b][h][r] for t in range(self.sizes[j])]
-            if not keys:
-                continue
-            here = slice(r * v.block, (r + 1) * v.block)
-            scores = self.q[b, h, here].astype(np.float64) @ self.k[b, h // group, keys].T * SCALE_LOG2
-            peak = scores.max(1, keepdims=True)
-            weights = np.exp2(scores - peak)
-            total = weights.sum(1, keepdims=True)
-            out[b, h, here] = weights @ self.v[b, h // group, keys] / total
-            lse[b, h, here] = (peak + np.log2(total))[:, 0]
-        return out, lse
-
-
 def launch(
     v: Variant, p: Problem, blocks: int = 1, with_lse: bool = True, options: Options = STRICT
 ) -> tuple[np.ndarray, np.ndarray | None, Report]:
     """Runs the kernel with `blocks` persistent blocks."""
-    device = Device(64 << 20)
-    batch, heads, length, _ = p.q.shape
-    rows = length // v.block
-    width = max(len(row) for b in p.lists for h in b for row in h) + 1
-    indices = np.full((batch, heads, rows, width), p.filler, np.int32)
-    counts = np.zeros((batch, heads, rows), np.int32)
-    for at in np.ndindex(batch, heads, rows):
-        row = p.lists[at[0]][at[1]][at[2]]
-        indices[at][: len(row)] = row
-        counts[at] = len(row)
-
-    def upload(x: np.ndarray) -> Buffer:
-        """[B, H, S, D] that stands in memory as [B, S, H, D], rows apart."""
-        return device.upload(encode(np.ascontiguousarray(x.transpose(0, 2, 1, 3)), v.element))
-
-    def operand(x: np.ndarray) -> bytes:
-        b, h, s, d = x.shape
-        buffer = upload(x)
-        row_bytes = 2 * d
-        return device.tensor_map(
-            buffer,
-            element=v.element,
-            dims=(d, s, h, b),
-            strides=(h * row_bytes, row_bytes, s * h * row_bytes),
-            box=(64, 64, 1, 1),
-            swizzle="128B",
-        ).bytes
-
-    out = device.empty(p.q.shape, np.uint16)
-    lse = device.empty(p.q.shape[:3], np.float32) if with_lse else None
-    lists = [device.upload(x).address for x in (indices, counts, np.array(p.sizes, np.int32))]
-    params = operand(p.k) + operand(p.v)
-    params += struct.pack("<4Q", upload(p.q).address, heads * length * v.head_dim, v.head_dim, heads * v.head_dim)
-    params += struct.pack("<6Q", out.address, 0 if lse is None else lse.address, *lists, 0)
-    params += struct.pack("<6if", batch, heads, p.kv_heads, rows, len(p.sizes), width, SCALE_LOG2)
+    inputs = Inputs(v, p, with_lse)
+    _, heads, length, _ = p.q.shape
+    params = inputs.operand(p.k) + inputs.operand(p.v) + struct.pack("<Q", inputs.upload(p.q).address)
+    params += struct.pack("<3q", heads * length * v.head_dim, v.head_dim, heads * v.head_dim) + inputs.rest
     module = v.module()
-    report = device.launch(
+    report = inputs.device.launch(
         module,
         grid=(blocks,),
         block=(384,),
-        shared=int(device.variable(module, "shared_bytes", np.int32)[0]),
+        shared=int(inputs.device.variable(module, "shared_bytes", np.int32)[0]),
         args=[params.ljust(384, b"\0")],
         options=options,
     )
-    return decode(out.array, v.element), None if lse is None else lse.array, report
+    return *inputs.results(), report
 
 
 def check(v: Variant, p: Problem, blocks: int = 1, with_lse: bool = True, options: Options = STRICT) -> Report:
-    """Contract 2's bars against the reference; a finding of the emulator raises."""
-    p.fill(v)
+    """Runs the kernel and compares; a finding of the emulator raises."""
+    expected = Expected(v, p)
     out, lse, report = launch(v, p, blocks, with_lse, options)
-    expected_out, expected_lse = p.reference(v)
-    error = np.abs(out - expected_out)
-    assert error.max() <= 1e-2 * np.abs(expected_out).max()
-    assert error.mean() <= 1e-3
-    if lse is not None:
-        np.testing.assert_array_equal(np.isneginf(lse), np.isneginf(expected_lse))
-        finite = np.isfinite(expected_lse)
-        np.testing.assert_allclose(lse[finite], expected_lse[finite], atol=1e-3)
+    expected.compare(out, lse)
     return report
-
-
-def random_lists(rows: int, blocks: int, most: int, seed: int) -> list[list[int]]:
-    rng = np.random.default_rng(seed)
-    return [sorted(rng.permutation(blocks)[: rng.integers(0, most + 1)].tolist()) for _ in range(rows)]
-
-
-FULL = TILE
-# Blocks that all rows of a group list, that one lists, that none lists; a row without a list; counts that differ.
-MIXED = [[1, 3, 4], [0, 1, 4, 5], [], [4]]
-SIZES = [FULL, 17, 0, FULL, 1, 63]
 
 
 def test_tiles_are_copied_once_for_both_consumers() -> None:

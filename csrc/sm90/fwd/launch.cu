@@ -22,8 +22,6 @@ void launch_typed(const AttentionForwardParams& params, int head_dim, int block_
 
 }  // namespace
 
-int64_t forward_workspace_bytes(const AttentionForwardParams&, int, int) { return 0; }
-
 void launch_forward(const AttentionForwardParams& params, Dtype dtype, int head_dim, int block_size,
                     cudaStream_t stream) {
   if (head_dim != 64 && head_dim != 128) refuse("head_dim", std::to_string(head_dim), "64 or 128");

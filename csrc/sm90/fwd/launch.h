@@ -9,9 +9,6 @@
 
 namespace vsa::sm90 {
 
-// Bytes of scratch that `launch_forward` wants in `params.workspace`; the maps and pointers of `params` are not read.
-int64_t forward_workspace_bytes(const AttentionForwardParams& params, int head_dim, int block_size);
-
 // Launches the forward on `stream` of the current device. The combination is one that the Python side supports
 // (vsa_inductor/backends/sm90.py: head dim 64 or 128); B, Hq, Nq >= 1. Throws on any CUDA error.
 void launch_forward(const AttentionForwardParams& params, Dtype dtype, int head_dim, int block_size,

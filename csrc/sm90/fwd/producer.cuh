@@ -75,9 +75,12 @@ class Loader {
   ptx::RingPosition<kStages> ring_;
 };
 
-template <typename Traits>
-__device__ void load_keys(const AttentionForwardParams& params, SharedStorage<Traits>& shared) {
-  Loader<Traits, Traits::kKeyStages> loader(shared.sK, shared.k_empty);
+// All tiles of K or of V, one after the other; `full(load)` are the barriers that the copy of a tile completes.
+template <typename Traits, int kStages, typename Full>
+__device__ __forceinline__ void load_tiles(const AttentionForwardParams& params, SharedStorage<Traits>& shared,
+                                           const CUtensorMap& map, typename Traits::T (*tiles)[Traits::kTileElements],
+                                           ptx::Barrier* empty, Full full) {
+  Loader<Traits, kStages> loader(tiles, empty);
   const int heads_per_kv_head = params.Hq / params.Hkv;
   int kv_head = 0, batch = 0;
   follow_schedule(
@@ -86,23 +89,20 @@ __device__ void load_keys(const AttentionForwardParams& params, SharedStorage<Tr
         kv_head = item.head / heads_per_kv_head;
         batch = item.batch;
       },
-      [&](Load load) { loader.load(params.k, shared.k_full, load, kv_head, batch); });
+      [&](Load load) { loader.load(map, full(load), load, kv_head, batch); });
+}
+
+template <typename Traits>
+__device__ void load_keys(const AttentionForwardParams& params, SharedStorage<Traits>& shared) {
+  load_tiles<Traits, Traits::kKeyStages>(params, shared, params.k, shared.sK, shared.k_empty,
+                                         [&](Load) { return shared.k_full; });
 }
 
 template <typename Traits>
 __device__ void load_values(const AttentionForwardParams& params, SharedStorage<Traits>& shared) {
-  Loader<Traits, Traits::kValueStages> loader(shared.sV, shared.v_empty);
-  const int heads_per_kv_head = params.Hq / params.Hkv;
-  int kv_head = 0, batch = 0;
-  follow_schedule(
-      params, shared,
-      [&](const WorkItem<Traits>& item) {
-        kv_head = item.head / heads_per_kv_head;
-        batch = item.batch;
-      },
-      [&](Load load) {
-        loader.load(params.v, load.size() == kTile ? shared.v_full : shared.v_raw, load, kv_head, batch);
-      });
+  load_tiles<Traits, Traits::kValueStages>(params, shared, params.v, shared.sV, shared.v_empty, [&](Load load) {
+    return load.size() == kTile ? shared.v_full : shared.v_raw;
+  });
 }
 
 // Writes zeros to the V rows past a tile's keys. They may hold anything, NaN too, and 0 * NaN is NaN.
